@@ -1,0 +1,73 @@
+"""What an implementation supports: the cases it can be asked to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from kda.case import Case
+from kda.formats import F64, Format
+
+__all__ = ["Support", "TileChoice"]
+
+
+@dataclass(frozen=True)
+class TileChoice:
+    """One entry of a palette: the sizes and the compile-time choices a kernel is compiled for."""
+
+    DK: int
+    DV: int
+    C: int
+    block_DV: int = 16
+    threads: int | None = None
+    num_stages: int = 0
+
+
+@dataclass(frozen=True)
+class Support:
+    """The cases an implementation can run.
+
+    dtypes: operand formats, the simplest first. tiles: the palette, the simplest first; None where DK, DV and C are
+    free, up to max_DK, max_DV and max_C. total_gates: the largest |sum of g| over one chunk, per format (a format left
+    out has no limit); max_token_gate: the largest |g| of one token. max_beta: 1 to 2. initial_state: whether one may be
+    passed. max_tokens, max_batch, max_heads: the largest N, B and H worth asking for.
+    """
+
+    dtypes: tuple[Format, ...] = (F64,)
+    tiles: tuple[TileChoice, ...] | None = None
+    total_gates: Mapping[Format, float] = field(default_factory=dict, hash=False)
+    max_token_gate: float = inf
+    max_beta: float = 1.0
+    initial_state: bool = True
+    max_tokens: int = 128
+    max_batch: int = 3
+    max_heads: int = 3
+    max_DK: int = 32
+    max_DV: int = 32
+    max_C: int = 32
+
+    def __post_init__(self) -> None:
+        if not self.dtypes or (self.tiles is not None and not self.tiles):
+            raise ValueError("an implementation supports at least one dtype and, unless tiles is None, one tile")
+        if not 1 <= self.max_beta <= 2:
+            raise ValueError(f"max_beta is {self.max_beta}; expected 1 <= max_beta <= 2")
+
+    def max_total_gate(self, dtype: Format) -> float:
+        """The largest |sum of g| over the tokens of one chunk, in any channel; inf where there is no limit."""
+        return self.total_gates.get(dtype, inf)
+
+    def refuses(self, case: Case) -> str | None:
+        """Why this implementation cannot run `case`, by its sizes, tile, dtype and state; None where it can.
+
+        The gate and beta are not looked at: their domain is the implementation's own to check, on the values.
+        """
+        if case.dtype not in self.dtypes:
+            return f"dtype is {case.dtype}; supported are {', '.join(map(str, self.dtypes))}"
+        if self.tiles is not None:
+            tile = TileChoice(case.DK, case.DV, case.C, case.block_DV, case.threads, case.num_stages)
+            if tile not in self.tiles:
+                return f"{tile} is not among the {len(self.tiles)} supported tiles"
+        if not self.initial_state and case.state.name != "none":
+            return f"state is {case.state}; an initial state is not supported"
+        return None
