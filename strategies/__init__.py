@@ -1,0 +1,27 @@
+"""Hypothesis strategies for Kimi Delta Attention: shapes, gates, betas, vectors, states and whole cases.
+
+They draw structure only, never arrays: a `kda.case.Case` makes its own inputs. All of them shrink towards the simplest
+case that still has a signal, and none rejects what it drew.
+"""
+
+from strategies.betas import betas
+from strategies.cases import cases, edits, lattice_cases
+from strategies.gates import gates
+from strategies.shapes import sizes, tiles, token_counts
+from strategies.states import states
+from strategies.vectors import keys, queries, values
+
+__all__ = [
+    "betas",
+    "cases",
+    "edits",
+    "gates",
+    "keys",
+    "lattice_cases",
+    "queries",
+    "sizes",
+    "states",
+    "tiles",
+    "token_counts",
+    "values",
+]
