@@ -13,36 +13,30 @@ from strategies._pick import pick
 __all__ = ["sizes", "tiles", "token_counts"]
 
 
-@lru_cache(maxsize=512)
-def _lengths(C: int, low: int, high: int) -> tuple[int, ...]:
-    # Sorted with repeats, so that it is weighted and yet shrinks in one direction. Few chunks often: three reach a
-    # carry that was itself carried, more than that mostly cost time.
-    often = 1 + max(0, high - 4 * C) // (6 * C)
-    few = [m * C + 1 + r for m, weight in enumerate((2, 3, 2, 1)) for r in range(C) for _ in range(weight)]
-    return tuple(sorted(n for n in [*few * often, *range(4 * C + 1, high + 1), high] if low <= n <= high))
-
-
 @lru_cache(maxsize=256)
 def _residues(C: int) -> tuple[int | None, ...]:
-    # N modulo C: left alone, at a border (1, 2, C-1, 0) about every second time, or any.
+    # N modulo C: left alone, at a border (1, 2, C-1, 0) about every third time, or any.
     borders = [r % C for r in (1, 2, -1, 0)]
-    return (*[None] * (1 + C // 2), *borders * (1 + C // 3), *range(C))
+    return (*[None] * (1 + C // 4), *borders * (1 + C // 6), *range(C))
 
 
 @st.composite
 def token_counts(draw: st.DrawFn, C: int, max_tokens: int = 128, *, min_tokens: int = 1) -> int:
-    """N for a chunk length C, min_tokens..max_tokens: every residue, leaning to 1, 2, mC-1, mC, mC+1, small m.
+    """N for a chunk length C, min_tokens..max_tokens: every residue, leaning to 1, 2, mC-1, mC, mC+1.
 
     Shrinks towards min_tokens, whatever number of tokens, residue or number of chunks a failure needs.
     """
-    N = draw(pick(_lengths(C, min_tokens, max_tokens)))
+    # Few chunks often: three reach a carry that was itself carried, more than that mostly cost time. The widest range
+    # comes first, so that a shrinker may widen it and then change C and N freely.
+    reach = draw(pick((max_tokens, 4 * C, 4 * C, 2 * C)))
+    N = draw(st.integers(min_tokens, max(min_tokens, min(reach, max_tokens))))
     residue = draw(pick(_residues(C)))
     if residue is None:
         return N
     # Down, never up: when N has shrunk as far as the residue lets it, leaving it alone gives the same N, and from there
     # it can shrink on by single tokens.
     lower = N - (N - residue) % C
-    return lower if lower >= min_tokens else N
+    return lower if lower >= max(min_tokens, C - 1) else N
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +47,7 @@ def _free(largest: int) -> tuple[int, ...]:
 
 @st.composite
 def tiles(draw: st.DrawFn, support: Support) -> TileChoice:
-    """A tile from the palette of `support`, the first the simplest; any DK, DV, C up to its maxima where it has none."""
+    """A tile from the palette of `support`, the first the simplest; without one any DK, DV, C up to its maxima."""
     if support.tiles is not None:
         return draw(pick(support.tiles))
     return TileChoice(
