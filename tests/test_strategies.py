@@ -134,7 +134,7 @@ def test_cases_are_supported(drawn):
     for case in found:
         if support.tiles is not None:
             assert support.refuses(case) is None
-        assert support.max_tokens >= case.N
+        assert case.N in range(1, support.max_tokens + 1)
         assert Case.parse(str(case)) == case
 
 
@@ -259,11 +259,10 @@ def test_shrinks_a_full_last_chunk(seed):
 
 
 def test_shrinks_an_outlier_to_one_edit():
-    small = [smallest(cases(OURS), lambda c: c.inputs().v[0, 0, 0, 0] == 4, seed) for seed in SEEDS]
-    assert all(case.sizes == Case().sizes for case in small)
-    # Now and then the outlier comes from random integers, and a seed does not shrink into an edit.
-    assert all(case.v.name == "small_int" for case in small if not case.edits)
-    assert [str(case) for case in small].count("v1,dtype=f32,edits=v:0.0:4.0") >= 7
+    # Without small integers: where 4 is an ordinary value, a random background and its seed are as small as an edit.
+    outliers = cases(OURS, values=("ones", "onehot", "gauss"))
+    for seed in SEEDS[:6]:
+        assert str(smallest(outliers, lambda c: (c.inputs().v == 4).any(), seed)) == "v1,dtype=f32,edits=v:0.0:4.0"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -272,7 +271,7 @@ def test_shrinks_to_the_kinds_a_failure_needs(seed):
     assert str(small) == "v1,dtype=f32,k=gauss,state=gauss"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:6])
 def test_shrinks_a_deep_decay(seed):
     # A failure of the numbers, not of the structure: some channel decays by more than e^-8 over one chunk.
     small = smallest(cases(OURS), lambda c: worst_total(c.inputs().g, c.C) > 8, seed)
