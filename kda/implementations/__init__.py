@@ -1,0 +1,65 @@
+"""Implementations under test, found by name.
+
+Built in: `ref_A`, `ref_B`, `ref_C`, `mirror` and `kda_chunk`. Packages add theirs through the entry point group
+`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
+from kda.implementations.builtin import KdaChunk, Mirror, ReferenceA, ReferenceB, ReferenceC
+
+__all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation", "implementation", "implementation_names"]
+
+GROUP = "kda.implementations"
+_BUILT_IN: dict[str, type[Implementation]] = {
+    cls.name: cls for cls in (KdaChunk, Mirror, ReferenceA, ReferenceB, ReferenceC)
+}
+
+
+def implementation_names() -> tuple[str, ...]:
+    """The names of all implementations that are installed."""
+    return (*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN)))
+
+
+def implementation(name: str) -> Implementation:
+    """The implementation called `name` (or `file.py:Name`, `module:Name`).
+
+    Raises LookupError for a name that is not installed, TypeError for an object that is no `Implementation`.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    for point in entry_points(group=GROUP, name=name):
+        return _made(point.load(), name)
+    if ":" in name:
+        place, _, attribute = name.rpartition(":")
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        if not hasattr(module, attribute):
+            raise LookupError(f"implementation {name!r}: {place} has no {attribute!r}")
+        return _made(getattr(module, attribute), name)
+    raise LookupError(f"implementation {name!r} is unknown; installed are {', '.join(implementation_names())}")
+
+
+def _made(found: object, name: str) -> Implementation:
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Implementation):
+        raise TypeError(f"implementation {name!r} is a {type(made).__name__}; expected a kda.implementations.Implementation")
+    return made
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise LookupError(f"no file {path}")
+    spec = importlib.util.spec_from_file_location(f"kda_under_test_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -73,7 +73,7 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
 
             lane = on.lane()
             gamma = T.alloc_local([1], ACCUM)
-            x = T.alloc_local([C], ACCUM)  # one column of the triangular system
+            x = T.alloc_local([C], ACCUM)  # one column, a number per token: first of G, then of the triangular system
 
             # (7) the state is set outside the loop over chunks; every other accumulator is cleared inside it.
             T.copy(S_0[bb, bh, :, dv0 : dv0 + block_DV], S_f)
@@ -92,9 +92,11 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                 for part in T.serial(T.ceildiv(DK, on.lanes)):
                     d = part * on.lanes + lane
                     if d < DK:
+                        for r in on.steps(C):
+                            x[r] = T.if_then_else(s0 + r < N, G[bb, s0 + r, bh, d], 0.0)
                         gamma[0] = 0.0
                         for r in on.steps(C):
-                            gamma[0] = gamma[0] + T.if_then_else(s0 + r < N, G[bb, s0 + r, bh, d], 0.0)
+                            gamma[0] = gamma[0] + x[r]
                             Ep_s[r, d] = T.exp2(gamma[0] * LOG2_E)
                             Em_s[r, d] = T.exp2(-gamma[0] * LOG2_E)
 

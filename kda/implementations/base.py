@@ -1,0 +1,84 @@
+"""What an implementation of KDA is to the rest of the project, and where its arrays may lie."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kda.formats import Format
+from kda.problem import Inputs, Outputs, Tile
+from kda.support import Support
+
+__all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation"]
+
+Exp2 = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How the buffers of one run are laid out.
+
+    strided: q, k, v, g and beta are slices of wider arrays, not contiguous. poison: what the outputs hold before the
+    run. guard: elements of a known pattern on either side of each output. Whatever the layout, inputs that changed and
+    guards that were written to are a `MemoryViolation`.
+    """
+
+    strided: bool = False
+    poison: float = float("nan")
+    guard: int = 0
+
+
+PLAIN = Memory()
+
+
+class MemoryViolation(AssertionError):
+    """A kernel wrote where it must not: outside its outputs, or into its inputs."""
+
+
+class Implementation(ABC):
+    """Anything that maps `Inputs` to `Outputs`, and says what it supports.
+
+    An adapter sets `name` and `summary`, and defines `targets`, `dtypes`, `support` and `run`; the rest has defaults. It is
+    found by the entry point group `kda.implementations`, or as `file.py:Name` or `package.module:Name` on the command
+    line.
+    """
+
+    name: str
+    summary: str
+
+    #: Whether the chunk length of the tile means anything to it.
+    chunked: bool = True
+    #: Whether `run` honours a `Memory`; the laws about memory are for these.
+    controls_memory: bool = False
+    #: Whether it rounds where `ref_C` at operand precision rounds; the mirror laws are for these.
+    mirrored: bool = False
+
+    def targets(self) -> tuple[str, ...]:
+        """The targets it can run on here, the best first: "c" or "cuda"."""
+        return ("c",)
+
+    @abstractmethod
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        """The operand formats it supports on `target`."""
+
+    @abstractmethod
+    def support(self, target: str, dtype: Format) -> Support:
+        """The cases it can run on `target` with `dtype` operands."""
+
+    @abstractmethod
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        """The outputs for `inputs`. InputError for whatever it does not support, before anything is launched."""
+
+    def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
+        """Compile what a run of these sizes and this tile needs."""
+
+    def exact_mirror(self, target: str) -> bool:
+        """Whether its bits are the mirror's on `target`, given the exponential of `exp2`."""
+        return False
+
+    def exp2(self, target: str) -> Exp2 | None:
+        """The 2^x that it uses on `target`, float32 to float32, for the mirror; None for correctly rounded."""
+        return None

@@ -1,0 +1,182 @@
+"""The references as implementations, and our kernel."""
+
+from __future__ import annotations
+
+import functools
+from math import inf
+
+import numpy as np
+import torch
+
+from kda.formats import BF16, F16, F32, F64, Format
+from kda.implementations.base import PLAIN, Exp2, Implementation, Memory
+from kda.implementations.on_torch import TorchImplementation
+from kda.kernels.compile import available_targets
+from kda.numerics.domain import gate_domain
+from kda.problem import Inputs, Outputs, Tile
+from kda.references import ref_A, ref_A_fast, ref_B, ref_B_fast, ref_C, ref_C_fast
+from kda.support import Support, TileChoice
+
+__all__ = ["KdaChunk", "Mirror", "ReferenceA", "ReferenceB", "ReferenceC"]
+
+
+class _Reference(Implementation):
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F64,)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return Support(dtypes=(dtype,), max_beta=2.0, max_tokens=80)
+
+
+class ReferenceA(_Reference):
+    """Token by token, article 3.1."""
+
+    name = "ref_A"
+    summary = "token by token, float64 (article 3.1)"
+    chunked = False
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        return ref_A(inputs)
+
+
+class ReferenceB(_Reference):
+    """Chunkwise with the pairwise loops and the explicit inverse, article 3.2."""
+
+    name = "ref_B"
+    summary = "chunkwise, pairwise decays, explicit inverse, float64 (article 3.2)"
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        return ref_B_fast(inputs, tile.C) if inputs.sizes.N > 2 * tile.C else ref_B(inputs, tile.C)
+
+
+class ReferenceC(_Reference):
+    """The kernel's control flow, article 3.3."""
+
+    name = "ref_C"
+    summary = "the kernel's control flow, float64 (article 3.3)"
+
+    def support(self, target: str, dtype: Format) -> Support:
+        total = gate_domain(dtype, 1).total
+        return Support(dtypes=(dtype,), total_gates={dtype: total}, max_beta=2.0, max_tokens=80)
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
+        return ref_C(inputs, tile.C, min(tile.block_DV, inputs.sizes.DV))
+
+
+class Mirror(Implementation):
+    """Reference C at operand precision: every rounding of the kernel, in NumPy."""
+
+    name = "mirror"
+    summary = "ref_C with the kernel's roundings, in NumPy"
+    mirrored = True
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16, F32)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        tiles = tuple(TileChoice(DK, DV, C, block) for DK, DV, C, block in CPU_PALETTE)
+        return _kernel_support(tiles, dtype)
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        inputs.check()
+        gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
+        return ref_C_fast(inputs, tile.C, tile.block_DV, inputs.dtype)
+
+    def exact_mirror(self, target: str) -> bool:
+        return True
+
+
+#: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
+#: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
+CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
+    (16, 16, 16, 16),
+    (16, 32, 16, 16),
+    (16, 32, 16, 32),
+    (32, 16, 32, 16),
+    (32, 32, 16, 16),
+    (32, 32, 32, 16),
+    (32, 32, 64, 16),
+    (32, 64, 32, 32),
+    (32, 64, 32, 64),
+    (64, 48, 16, 16),
+    (32, 128, 32, 128),
+    (64, 64, 64, 64),
+    (128, 128, 64, 32),
+)
+
+#: What CUDA adds: (DK, DV, C, block_DV, threads, num_stages).
+CUDA_PALETTE: tuple[tuple[int, int, int, int, int | None, int], ...] = (
+    (32, 32, 16, 16, 32, 0),
+    (32, 32, 16, 16, None, 1),
+    (32, 64, 32, 32, 64, 0),
+    (32, 64, 32, 32, None, 1),
+    (64, 64, 64, 64, None, 1),
+    (128, 128, 64, 64, None, 0),
+)
+
+
+def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format, max_tokens: int = 160) -> Support:
+    total = gate_domain(dtype, 1).total
+    return Support(
+        dtypes=(dtype,),
+        tiles=tiles,
+        total_gates={dtype: total},
+        max_token_gate=inf,
+        max_beta=2.0,
+        max_tokens=max_tokens,
+    )
+
+
+class KdaChunk(TorchImplementation):
+    """`kda_chunk`, the article's kernel in TileLang, on the CPU or on CUDA."""
+
+    name = "kda_chunk"
+    summary = "the article's kernel in TileLang (section 4)"
+    mirrored = True
+
+    def targets(self) -> tuple[str, ...]:
+        return available_targets()
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16, F32)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        from kda.kernels.launch import SHARED_MEMORY, shared_memory
+
+        tiles = tuple(TileChoice(DK, DV, C, block) for DK, DV, C, block in CPU_PALETTE)
+        if target == "cuda":
+            tiles += tuple(TileChoice(*choice) for choice in CUDA_PALETTE)
+            tiles = tuple(
+                t
+                for t in tiles
+                if shared_memory(Tile(t.C, t.block_DV, dtype, t.threads, t.num_stages), t.DK) <= SHARED_MEMORY
+            )
+        return _kernel_support(tiles, dtype)
+
+    def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
+        from kda.kernels.launch import compiled_kernel
+
+        compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target)
+
+    def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
+        from kda.kernels.launch import run_kda_chunk
+
+        run_kda_chunk(
+            **tensors,
+            C=tile.C,
+            block_DV=tile.block_DV,
+            threads=tile.threads,
+            num_stages=tile.num_stages,
+            o=o,
+            final_state=final_state,
+        )
+
+    def exact_mirror(self, target: str) -> bool:
+        # On CUDA the tensor cores add in another order, and products are fused into sums.
+        return target == "c"
+
+    def exp2(self, target: str) -> Exp2 | None:
+        from kda.kernels.exponential import exp2_on
+
+        return functools.partial(exp2_on, target)

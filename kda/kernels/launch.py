@@ -1,0 +1,212 @@
+"""`run_kda_chunk`: checks, compiles and launches the article's kernel on torch tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from kda.formats import BF16, F16, F32, Format, format_named
+from kda.kernels import compile as compiling
+from kda.numerics.domain import gate_domain
+from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
+
+__all__ = ["BLOCKS_DV", "CHUNKS", "DTYPES", "SHARED_MEMORY", "check_tile", "run_kda_chunk", "shared_memory"]
+
+DTYPES: tuple[Format, ...] = (F16, BF16, F32)
+CHUNKS = (16, 32, 64)
+BLOCKS_DV = (16, 32, 64, 128)
+MAX_CHANNELS = 128
+#: Shared memory that one program may use on an H100 or H200, bytes.
+SHARED_MEMORY = 232448
+
+_TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_FORMATS = {dtype: format_named(name) for name, dtype in _TORCH.items()}
+
+
+def shared_memory(tile: Tile, DK: int) -> int:
+    """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/chunk.py, added up."""
+    C, bDV = tile.C, tile.block_DV
+    operand = tile.dtype.numpy.itemsize
+    stages = max(1, tile.num_stages + 1 if tile.num_stages else 1)
+    loaded = stages * operand * (2 * C * DK + C * bDV)
+    derived = operand * (3 * C * DK + C * C + C * bDV + DK * bDV)
+    accumulators = 4 * (2 * C * DK + C * C + C * bDV + C * stages)
+    return loaded + derived + accumulators
+
+
+def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
+    """Raise InputError unless the kernel can be compiled for `tile` and `sizes`."""
+    if tile.dtype not in DTYPES:
+        raise InputError(f"dtype is {tile.dtype.name}; kda_chunk takes {', '.join(d.name for d in DTYPES)}")
+    for name, channels in (("DK", sizes.DK), ("DV", sizes.DV)):
+        if channels % 16 or not 16 <= channels <= MAX_CHANNELS:
+            raise InputError(f"{name} is {channels}; expected a multiple of 16 from 16 to {MAX_CHANNELS}")
+    if tile.C not in CHUNKS:
+        raise InputError(f"C is {tile.C}; expected one of {', '.join(map(str, CHUNKS))}")
+    if tile.block_DV not in BLOCKS_DV:
+        raise InputError(f"block_DV is {tile.block_DV}; expected one of {', '.join(map(str, BLOCKS_DV))}")
+    if sizes.DV % tile.block_DV:
+        raise InputError(f"block_DV is {tile.block_DV} and DV is {sizes.DV}; expected a block_DV that divides DV")
+    if tile.num_stages not in (0, 1):
+        raise InputError(
+            f"num_stages is {tile.num_stages}; expected 0 or 1 (TileLang 0.1.15 cannot pipeline a loop of symbolic length "
+            "deeper, see docs/kernel.md)"
+        )
+    if tile.threads is not None and (tile.threads % 32 or not 32 <= tile.threads <= 1024):
+        raise InputError(f"threads is {tile.threads}; expected a multiple of 32 from 32 to 1024")
+    needed = shared_memory(tile, sizes.DK)
+    if target == "cuda" and needed > SHARED_MEMORY:
+        raise InputError(
+            f"C={tile.C}, block_DV={tile.block_DV}, DK={sizes.DK}, num_stages={tile.num_stages} need {needed} bytes of shared "
+            f"memory; expected at most {SHARED_MEMORY} (a shorter chunk, a narrower block or num_stages=0 needs less)"
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _compiled(tile: Tile, DK: int, DV: int, target: str) -> Any:
+    compiling.tilelang()
+    from kda.kernels.chunk import kda_chunk
+    from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
+
+    on: Dialect
+    if target == "c":
+        on = CpuDialect(tile.dtype)
+    else:
+        on = CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
+    stages = 0 if target == "c" else tile.num_stages
+    return compiling.compile_program(lambda: kda_chunk(on, DK, DV, tile.C, tile.block_DV, stages), target)
+
+
+def compiled_kernel(tile: Tile, DK: int, DV: int, target: str) -> Any:
+    """The compiled kernel of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel."""
+    if target == "c":
+        tile = Tile(tile.C, tile.block_DV, tile.dtype)
+    return _compiled(tile, DK, DV, target)
+
+
+def run_kda_chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    *,
+    C: int = 64,
+    block_DV: int = 32,
+    threads: int | None = None,
+    num_stages: int = 0,
+    check_values: bool = True,
+    o: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """KDA forward by the article's kernel: returns o `[B, N, H, DV]` and the final state `[B, H, DK, DV]`.
+
+    q, k: `[B, N, H, DK]`, v: `[B, N, H, DV]`, all float16, bfloat16 or float32, one device (CPU or CUDA, which is also
+    the target). g: `[B, N, H, DK]`, natural-log gate <= 0, beta: `[B, N, H]` in [0, 2], initial_state: `[B, H, DK, DV]`
+    or None for zeros: float32. Inputs may be strided views (they are copied). o and final_state: contiguous buffers to
+    write to; fresh ones otherwise. C, block_DV, threads, num_stages: see `Tile`.
+    check_values: look for values that are not finite, g > 0, beta outside [0, 2] and gates outside the kernel's domain,
+    which costs a synchronisation; with False only shapes, types and places are checked.
+
+    Raises InputError, before anything is launched, for whatever does not fit, and DomainError for the gates.
+    """
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    if initial_state is not None:
+        tensors["initial_state"] = initial_state
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    sizes = check_shapes({name: tuple(t.shape) for name, t in tensors.items()})
+    operand = _check_dtypes(tensors)
+    target = _check_devices(tensors)
+    tile = Tile(C, block_DV, operand, threads, num_stages)
+    check_tile(tile, sizes, target)
+    outputs = {"o": (o, q.dtype), "final_state": (final_state, torch.float32)}
+    buffers = {name: _buffer(name, given, sizes, dtype, q.device) for name, (given, dtype) in outputs.items()}
+    if check_values:
+        _check_values(tensors, gate_domain(operand, C))
+    if initial_state is None:
+        initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
+
+    arguments = [t.contiguous() for t in (q, k, v, g, beta, initial_state)]
+    _launch(compiled_kernel(tile, sizes.DK, sizes.DV, target), arguments, buffers["o"], buffers["final_state"], target)
+    return buffers["o"], buffers["final_state"]
+
+
+def _launch(kernel: Any, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor, target: str) -> None:
+    compiling.COUNTS.launches += 1
+    if target == "c" and o.dtype is torch.bfloat16:  # bf16 values travel in float32 there, see CpuDialect
+        widened = torch.empty(o.shape, dtype=torch.float32)
+        widened.copy_(o)
+        kernel(*(t.float() for t in arguments), widened, final_state)
+        o.copy_(widened)
+    else:
+        kernel(*arguments, o, final_state)
+
+
+def _check_dtypes(tensors: dict[str, torch.Tensor]) -> Format:
+    operand = _FORMATS.get(tensors["q"].dtype)
+    if operand is None:
+        raise InputError(f"q is {_name(tensors['q'].dtype)}; expected {', '.join(_TORCH)}")
+    for name, tensor in tensors.items():
+        expected = tensors["q"].dtype if name in ("q", "k", "v") else torch.float32
+        if tensor.dtype is not expected:
+            why = ", as q is" if name in ("k", "v") else ""
+            raise InputError(f"{name} is {_name(tensor.dtype)}; expected {_name(expected)}{why}")
+    return operand
+
+
+def _check_devices(tensors: dict[str, torch.Tensor]) -> str:
+    device = tensors["q"].device
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise InputError(f"{name} is on {tensor.device}; expected {device}, as q is")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"q is on {device}; expected a CPU or CUDA tensor")
+    return "cuda" if device.type == "cuda" else "c"
+
+
+def _check_values(tensors: dict[str, torch.Tensor], domain: Any) -> None:
+    for name, tensor in tensors.items():
+        finite = torch.isfinite(tensor)
+        if not finite.all():
+            at = torch.nonzero(~finite)[0].tolist()
+            raise InputError(f"{name} is {tensor[tuple(at)].item()} at {at_words(name, tuple(at))}; every value must be finite")
+    g, beta = tensors["g"], tensors["beta"]
+    if (g > 0).any():
+        at = torch.nonzero(g > 0)[0].tolist()
+        raise InputError(
+            f"g is {g[tuple(at)].item():.6g} at {at_words('g', tuple(at))}; the gate is a natural logarithm and must be <= 0 (pass "
+            "log(a), not a)"
+        )
+    outside = (beta < 0) | (beta > 2)
+    if outside.any():
+        at = torch.nonzero(outside)[0].tolist()
+        raise InputError(f"beta is {beta[tuple(at)].item():.6g} at {at_words('beta', tuple(at))}; expected 0 <= beta <= 2")
+    domain.check(g.double().cpu().numpy(), float(tensors["k"].abs().max()))
+
+
+def _buffer(
+    name: str, given: torch.Tensor | None, sizes: Sizes, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    shape = sizes.shape(name)
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if not isinstance(given, torch.Tensor):
+        raise InputError(f"{name} is a {type(given).__name__}; expected a torch.Tensor to write to")
+    if tuple(given.shape) != shape:
+        raise InputError(f"{name} has shape {tuple(given.shape)}; expected [{', '.join(AXES[name])}] = {shape}")
+    if given.dtype is not dtype:
+        raise InputError(f"{name} is {_name(given.dtype)}; expected {_name(dtype)}")
+    if given.device != device:
+        raise InputError(f"{name} is on {given.device}; expected {device}, as q is")
+    if not given.is_contiguous():
+        raise InputError(f"{name} has strides {given.stride()}; expected a contiguous buffer to write to")
+    return given
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

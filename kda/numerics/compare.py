@@ -1,0 +1,94 @@
+"""Comparing outputs row by row, as ratios error / budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kda.numerics.budget import Budget
+from kda.problem import Outputs, at_words
+
+__all__ = ["Verdict", "compare", "difference"]
+
+#: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
+TRUSTED_ROWS = 0.1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst row of one tensor.
+
+    ratio: error / budget of that row, in 2-norms over DV (inf where the kernel is not finite and the reference is).
+    index: the place of its largest error, as an index of the tensor. trusted: whether the budget is below the signal
+    on enough rows for the comparison to mean something.
+    """
+
+    tensor: str
+    ratio: float
+    index: tuple[int, ...]
+    got: float
+    expected: float
+    error: float
+    budget: float
+    trusted: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row is within its budget."""
+        return self.ratio <= 1
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor}: error {self.error:.3g} in the row, budget {self.budget:.3g}, ratio {self.ratio:.3g}; worst at "
+            f"{at_words(self.tensor, self.index)}: got {self.got:.9g}, expected {self.expected:.9g}"
+        )
+
+
+def compare(got: Outputs, expected: Outputs, budget: Budget) -> list[Verdict]:
+    """A verdict for o and one for the final state, the worse first."""
+    verdicts = [
+        _verdict("o", got.o, expected.o, budget.o),
+        _verdict("final_state", got.final_state, expected.final_state, budget.final_state),
+    ]
+    return sorted(verdicts, key=lambda v: -v.ratio)
+
+
+def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndarray) -> Verdict:
+    if got.shape != expected.shape:
+        raise AssertionError(f"{tensor} has shape {got.shape}; expected {expected.shape}")
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error = np.abs(got - expected)
+        error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0  # equal infinities, NaN in both
+        error[np.isnan(error)] = np.inf
+        rows = np.sqrt((error * error).sum(-1))
+        ratios = np.where(rows == 0, 0.0, rows / budget)
+    worst = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
+    element = int(np.argmax(error[worst]))
+    index = (*(int(i) for i in worst), element)
+    signal = np.sqrt((np.where(np.isfinite(expected), expected, 0.0) ** 2).sum(-1))
+    return Verdict(
+        tensor=tensor,
+        ratio=float(ratios[worst]),
+        index=index,
+        got=float(got[index]),
+        expected=float(expected[index]),
+        error=float(rows[worst]),
+        budget=float(budget[worst]),
+        trusted=bool((budget < signal).sum() > TRUSTED_ROWS * (signal > 0).sum()),
+    )
+
+
+def difference(got: Outputs, expected: Outputs) -> str | None:
+    """Where two results that must have the same bits differ first; None where they do not."""
+    for (tensor, mine), (_, theirs) in zip(got.tensors(), expected.tensors(), strict=True):
+        if mine.shape != theirs.shape:
+            return f"{tensor} has shape {mine.shape}; expected {theirs.shape}"
+        unequal = ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
+        if unequal.any():
+            at = tuple(int(i) for i in np.argwhere(unequal)[0])
+            return (
+                f"{tensor} differs in {int(unequal.sum())} of {unequal.size} elements; first at {at_words(tensor, at)}: "
+                f"got {mine[at]:.9g}, expected {theirs[at]:.9g}"
+            )
+    return None
