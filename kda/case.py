@@ -205,6 +205,9 @@ class Case:
     def __str__(self) -> str:
         return ",".join((VERSION, *self._written()))
 
+    def __repr__(self) -> str:
+        return f"Case.parse({str(self)!r})"
+
     def _written(self) -> Iterator[str]:
         for name, default in _FIELDS.items():
             value = getattr(self, name)

@@ -77,7 +77,7 @@ def _round_to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 F16 = Format("float16", "f16", 11, -14, 65504.0)
-BF16 = Format("bfloat16", "bf16", 8, -126, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max))
+BF16 = Format("bfloat16", "bf16", 8, -126, 2.0**127 * (2 - 2.0**-7))
 F32 = Format("float32", "f32", 24, -126, float(np.finfo(np.float32).max))
 F64 = Format("float64", "f64", 53, -1022, float(np.finfo(np.float64).max))
 

@@ -190,11 +190,14 @@ def check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
                 f"{name} has rank {len(shape)}, shape {tuple(shape)}; expected rank {len(AXES[name])}, "
                 f"[{', '.join(AXES[name])}]"
             )
-    sizes = Sizes(*shapes["k"], shapes["v"][-1])
+    B, N, H, DK = shapes["k"]
+    sizes = Sizes(B, N, H, DK, shapes["v"][-1])
     for axis in ("B", "N", "H", "DK", "DV"):
         if getattr(sizes, axis) < 1:
             owner = "v" if axis == "DV" else "k"
-            raise InputError(f"{owner} has {axis} = {getattr(sizes, axis)}, shape {tuple(shapes[owner])}; expected at least 1")
+            raise InputError(
+                f"{owner} has {axis} = {getattr(sizes, axis)}, shape {tuple(shapes[owner])}; expected at least 1"
+            )
     for name, shape in shapes.items():
         expected = sizes.shape(name)
         if tuple(shape) != expected:

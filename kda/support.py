@@ -23,6 +23,14 @@ class TileChoice:
     threads: int | None = None
     num_stages: int = 0
 
+    @property
+    def id(self) -> str:
+        """The choice in a few characters: `DK64-DV32-C32-bDV16`."""
+        extra = ("" if self.threads is None else f"-t{self.threads}") + (
+            f"-s{self.num_stages}" if self.num_stages else ""
+        )
+        return f"DK{self.DK}-DV{self.DV}-C{self.C}-bDV{self.block_DV}{extra}"
+
 
 @dataclass(frozen=True)
 class Support:

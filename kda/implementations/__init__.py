@@ -49,7 +49,9 @@ def implementation(name: str) -> Implementation:
 def _made(found: object, name: str) -> Implementation:
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Implementation):
-        raise TypeError(f"implementation {name!r} is a {type(made).__name__}; expected a kda.implementations.Implementation")
+        raise TypeError(
+            f"implementation {name!r} is a {type(made).__name__}; expected a kda.implementations.Implementation"
+        )
     return made
 
 

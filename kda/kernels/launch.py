@@ -136,7 +136,9 @@ def run_kda_chunk(
     return buffers["o"], buffers["final_state"]
 
 
-def _launch(kernel: Any, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor, target: str) -> None:
+def _launch(
+    kernel: Any, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor, target: str
+) -> None:
     compiling.COUNTS.launches += 1
     if target == "c" and o.dtype is torch.bfloat16:  # bf16 values travel in float32 there, see CpuDialect
         widened = torch.empty(o.shape, dtype=torch.float32)
@@ -174,7 +176,9 @@ def _check_values(tensors: dict[str, torch.Tensor], domain: Any) -> None:
         finite = torch.isfinite(tensor)
         if not finite.all():
             at = torch.nonzero(~finite)[0].tolist()
-            raise InputError(f"{name} is {tensor[tuple(at)].item()} at {at_words(name, tuple(at))}; every value must be finite")
+            raise InputError(
+                f"{name} is {tensor[tuple(at)].item()} at {at_words(name, tuple(at))}; every value must be finite"
+            )
     g, beta = tensors["g"], tensors["beta"]
     if (g > 0).any():
         at = torch.nonzero(g > 0)[0].tolist()
@@ -185,7 +189,9 @@ def _check_values(tensors: dict[str, torch.Tensor], domain: Any) -> None:
     outside = (beta < 0) | (beta > 2)
     if outside.any():
         at = torch.nonzero(outside)[0].tolist()
-        raise InputError(f"beta is {beta[tuple(at)].item():.6g} at {at_words('beta', tuple(at))}; expected 0 <= beta <= 2")
+        raise InputError(
+            f"beta is {beta[tuple(at)].item():.6g} at {at_words('beta', tuple(at))}; expected 0 <= beta <= 2"
+        )
     domain.check(g.double().cpu().numpy(), float(tensors["k"].abs().max()))
 
 

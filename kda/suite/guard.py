@@ -1,0 +1,64 @@
+"""The guard file: the shrunk cases of past failures, replayed first on every run.
+
+One line each: a case line, the property it broke, and a comment.
+
+    v1,N=17,v=gauss kernel.matches_reference_A  # the state was not decayed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda.case import Case, CaseError
+
+__all__ = ["GuardError", "GuardLine", "add", "read"]
+
+_HEADER = """\
+# Cases that once failed, replayed first on every run: case line, property, comment.
+# `kda guard add LINE --property NAME` adds one.
+"""
+
+
+class GuardError(ValueError):
+    """A line of the guard file that cannot be read: the file, the line number, what is wrong."""
+
+
+@dataclass(frozen=True)
+class GuardLine:
+    """One entry: a case, the property it belongs to, and why it is there."""
+
+    case: Case
+    property: str
+    comment: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.case} {self.property}" + (f"  # {self.comment}" if self.comment else "")
+
+
+def read(path: Path) -> list[GuardLine]:
+    """The entries of `path`, none where there is no file. GuardError names a line that is malformed."""
+    entries = []
+    for number, text in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+        content, _, comment = text.partition("#")
+        words = content.split()
+        if not words:
+            continue
+        if len(words) != 2:
+            raise GuardError(f"{path}:{number}: {len(words)} words; expected a case line and a property")
+        try:
+            entries.append(GuardLine(Case.parse(words[0]), words[1], comment.strip()))
+        except CaseError as error:
+            raise GuardError(f"{path}:{number}: {error}") from error
+    return entries
+
+
+def add(path: Path, entry: GuardLine) -> bool:
+    """Append `entry` unless the same case and property are there; whether it was added. The file changes whole."""
+    if any(old.case == entry.case and old.property == entry.property for old in read(path)):
+        return False
+    text = path.read_text() if path.exists() else _HEADER
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text.rstrip("\n") + "\n" + f"{entry}\n")
+    unfinished.replace(path)
+    return True

@@ -1,0 +1,217 @@
+"""Laws: what a property is made of.
+
+    @law(cases, gates=("shared",))
+    def test_a_shared_gate_is_gated_delta_net(subject, case):
+        '''One sentence that states the law. Why an edit can break it.'''
+        ...
+
+The body takes a `Subject` (the implementation under test, its target and dtype) and a `Case`, computes what it needs, and
+says what must hold with `within` and `same_bits`. Everything it does follows from the case, so that one line reruns it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kda.case import Case
+from kda.formats import F64, Format
+from kda.implementations import PLAIN, Implementation, Memory
+from kda.kernels.compile import COUNTS
+from kda.numerics.budget import Budget, Judged, judge, mirror_units, operand_units
+from kda.numerics.compare import Verdict, compare, difference
+from kda.problem import Inputs, Outputs, Tile
+from kda.references import ref_C_fast
+from kda.suite.record import Record
+from kda.suite.watch import Watch
+from kda.support import Support
+
+__all__ = ["LAWS", "Law", "Subject", "law", "meaningful", "same_bits", "within"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation on a target with a dtype: what a law is about."""
+
+    implementation: Implementation
+    target: str
+    dtype: Format
+
+    @property
+    def id(self) -> str:
+        """`kda_chunk-c-f16`."""
+        return f"{self.implementation.name}-{self.target}-{self.dtype}"
+
+    @functools.cached_property
+    def support(self) -> Support:
+        """The cases it can run."""
+        return self.implementation.support(self.target, self.dtype)
+
+    def run(self, inputs: Inputs, tile: Tile, memory: Memory = PLAIN) -> Outputs:
+        """The implementation's outputs for `inputs` at `tile`."""
+        return self.implementation.run(inputs, tile, self.target, memory)
+
+    def judge(self, inputs: Inputs, tile: Tile) -> Judged:
+        """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
+        return judge(inputs, self._window(inputs, tile), operand_units(inputs, self._window(inputs, tile), self.dtype))
+
+    def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
+        """The mirror's outputs, and how far from them another order of additions may end up."""
+        exp2 = self.implementation.exp2(self.target)
+        mirrored = ref_C_fast(inputs, tile.C, tile.block_DV, self.dtype, exp2=exp2)
+        return Judged(mirrored, judge(inputs, tile.C, mirror_units(inputs, tile.C, self.dtype)).budget)
+
+    def _window(self, inputs: Inputs, tile: Tile) -> int:
+        return tile.C if self.implementation.chunked else inputs.sizes.N
+
+    def __str__(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True)
+class Law:
+    """One property: its name, its sentence, the strategy for its cases, its body."""
+
+    name: str
+    sentence: str
+    strategy: Callable[..., Any]
+    narrowing: dict[str, Any]
+    body: Callable[[Subject, Case], None]
+    of: tuple[str, ...]
+    needs: Callable[[Subject], bool]
+    share: float
+
+    def cases(self, subject: Subject) -> Any:
+        """The Hypothesis strategy for this law's cases, narrowed to what `subject` supports."""
+        return self.strategy(subject.support, subject.dtype, **self.narrowing)
+
+    def holds_for(self, subject: Subject, case: Case, record: Record, watch: Watch | None = None) -> None:
+        """Examine one case; AssertionError (or whatever the implementation raised), with notes on how to rerun it."""
+        __tracebackhide__ = True
+        line = str(case)
+        before = (COUNTS.launches, COUNTS.compiles, COUNTS.cache_hits)
+        examination = _Examination(line, record)
+        _examinations.append(examination)
+        try:
+            if watch is not None:
+                watch.begin(f"{line} {self.name}")
+            self.body(subject, case)
+        except Exception as error:
+            for note in self.notes(subject, line):
+                error.add_note(note)
+            raise
+        finally:
+            if watch is not None:
+                watch.end()
+            _examinations.pop()
+            record.cases += 1
+            record.untrusted += examination.untrusted
+            record.launches += COUNTS.launches - before[0]
+            record.compiles += COUNTS.compiles - before[1]
+            record.cache_hits += COUNTS.cache_hits - before[2]
+
+    def notes(self, subject: Subject, line: str) -> list[str]:
+        """What a reader of a failure needs next: the law, the case, how to rerun it and how to keep it."""
+        which = f"--property {self.name}"
+        return [
+            f"law:   {self.name}: {self.sentence}",
+            f"case:  {line}",
+            f"rerun: kda check {line} {which} --impl {subject.implementation.name} --target {subject.target}",
+            f"keep:  kda guard add {line} {which}",
+        ]
+
+
+@dataclass
+class _Examination:
+    line: str
+    record: Record
+    untrusted: bool = False
+
+
+_examinations: list[_Examination] = []
+
+#: Every law that has been imported, by name.
+LAWS: dict[str, Law] = {}
+
+
+def _always(subject: Subject) -> bool:
+    return True
+
+
+def law(
+    strategy: Callable[..., Any],
+    *,
+    of: tuple[str, ...] = (),
+    needs: Callable[[Subject], bool] = _always,
+    share: float = 1.0,
+    **narrowing: Any,
+) -> Callable[[Callable[[Subject, Case], None]], Callable[..., None]]:
+    """Make a property test of a body `(subject, case)`.
+
+    strategy: `strategies.cases` or one like it; narrowing: its keyword arguments. of: names of the implementations that the
+    law is about, instead of the one under test. needs: the subjects it makes sense for. share: how many cases, relative
+    to the profile's number.
+    """
+
+    def decorate(body: Callable[[Subject, Case], None]) -> Callable[..., None]:
+        room = body.__module__.rpartition(".")[2].removeprefix("test_")
+        sentence = " ".join((body.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+        made = Law(
+            f"{room}.{body.__name__.removeprefix('test_')}", sentence, strategy, narrowing, body, of, needs, share
+        )
+        LAWS[made.name] = made
+
+        def test(subject: Subject, kda_run: Any) -> None:
+            __tracebackhide__ = True
+            kda_run.examine(made, subject)
+
+        test.__name__, test.__qualname__ = body.__name__, body.__qualname__
+        test.__module__, test.__doc__ = body.__module__, body.__doc__
+        test.kda_law = made  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _observe(ratio: float, trusted: bool) -> None:
+    for examination in _examinations[-1:]:
+        examination.untrusted |= not trusted
+        examination.record.observe(ratio, trusted, examination.line)
+
+
+def within(got: Outputs, expected: Outputs, budget: Budget, what: str = "") -> None:
+    """Assert that every row of o and of the final state is within its budget; the worst ratio is recorded.
+
+    A comparison whose budget exceeds its signal counts as untrusted. what: a few words for the message.
+    """
+    __tracebackhide__ = True
+    verdicts = compare(got, expected, budget)
+    _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts))
+    failed: list[Verdict] = [verdict for verdict in verdicts if not verdict.passed]
+    if failed:
+        raise AssertionError("\n".join(f"{what + ': ' if what else ''}{verdict}" for verdict in failed))
+
+
+def same_bits(got: Outputs, expected: Outputs, what: str = "") -> None:
+    """Assert that both outputs are equal in every bit (0.0 and -0.0 count as equal)."""
+    __tracebackhide__ = True
+    differs = difference(got, expected)
+    _observe(0.0 if differs is None else np.inf, True)
+    if differs is not None:
+        raise AssertionError(f"{what + ': ' if what else ''}{differs}")
+
+
+def meaningful(condition: bool) -> None:
+    """Mark the case as untrusted unless `condition`: a perturbation that changed nothing proves nothing."""
+    _observe(0.0, bool(condition))
+
+
+def references_at_float64(*names: str) -> list[Subject]:
+    """The float64 references of these names, as subjects."""
+    from kda.implementations import implementation
+
+    return [Subject(implementation(name), "c", F64) for name in names]

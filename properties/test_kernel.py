@@ -1,0 +1,59 @@
+"""The kernel against the references."""
+
+from kda.numerics.lattice import on_lattice, rounded_outputs
+from kda.references import ref_B_fast, ref_C_fast
+from kda.suite.laws import law, meaningful, same_bits, within
+from strategies import cases, lattice_cases
+
+
+@law(cases, share=4)
+def test_matches_reference_A(subject, case):
+    """The kernel computes the recurrence: o and the final state are within the budget of reference A.
+
+    The budget is computed beside A on the same inputs; see docs/tolerances.md. Any edit of the kernel can break it.
+    """
+    inputs = case.inputs()
+    expected = subject.judge(inputs, case.tile)
+    within(subject.run(inputs, case.tile), expected.outputs, expected.budget)
+
+
+@law(cases)
+def test_matches_references_B_and_C(subject, case):
+    """The kernel computes the chunkwise form: B (pairwise decays, explicit inverse) and C (the exponent split) in float64.
+
+    They share the kernel's algebra and none of its code: an edit that is right for A only by luck parts from them.
+    """
+    inputs = case.inputs()
+    budget = subject.judge(inputs, case.tile).budget
+    got = subject.run(inputs, case.tile)
+    within(got, ref_B_fast(inputs, case.C), budget, "against B")
+    within(got, ref_C_fast(inputs, case.C, case.block_DV), budget, "against C")
+
+
+@law(cases, needs=lambda subject: subject.implementation.mirrored, share=2)
+def test_matches_its_mirror(subject, case):
+    """The kernel rounds where the mirror rounds: bit for bit where it adds in the same order, within flips elsewhere.
+
+    This sees what hides inside the budget of A: an intermediate kept in a narrower format than it should be.
+    """
+    inputs = case.inputs()
+    mirror = subject.judge_mirror(inputs, case.tile)
+    got = subject.run(inputs, case.tile)
+    if subject.implementation.exact_mirror(subject.target):
+        same_bits(got, mirror.outputs)
+    else:
+        within(got, mirror.outputs, mirror.budget)
+
+
+@law(lattice_cases, share=2)
+def test_is_exact_on_the_lattice(subject, case):
+    """With one-hot q and k, beta 0 or 1, halving gates and small integers the result is exact, after output rounding.
+
+    No tolerance is left for a slip of an index, a mask, a decay or a beta to hide in.
+    """
+    inputs = case.inputs()
+    expected = rounded_outputs(subject.judge(inputs, case.tile).outputs, subject.dtype)
+    certified = on_lattice(inputs, case.C)
+    meaningful(certified)
+    if certified:
+        same_bits(rounded_outputs(subject.run(inputs, case.tile), subject.dtype), expected)
