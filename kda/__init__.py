@@ -1,0 +1,1 @@
+"""Property-based differential testing of Kimi Delta Attention kernels."""

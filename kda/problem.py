@@ -123,6 +123,14 @@ class Inputs:
         """Tokens start..stop-1 alone, with the same initial state."""
         return self.replace(**{n: getattr(self, n)[:, start:stop] for n in ("q", "k", "v", "g", "beta")})
 
+    def member(self, batch: int, head: int) -> Inputs:
+        """One head of one batch alone, as B = H = 1."""
+        changes = {}
+        for name, array in self.tensors():
+            of_batch = array[batch : batch + 1]
+            changes[name] = of_batch[:, head : head + 1] if name == "initial_state" else of_batch[:, :, head : head + 1]
+        return self.replace(**changes)
+
     def check(self) -> Sizes:
         """The sizes, or InputError: shapes that disagree, a value that is not finite, g > 0, beta outside [0, 2]."""
         sizes = check_shapes({name: array.shape for name, array in self.tensors()})
@@ -168,6 +176,31 @@ class Outputs:
         yield "o", self.o
         yield "final_state", self.final_state
 
+    def only(self, tensor: str) -> Outputs:
+        """One output alone; the other becomes empty."""
+        return replace(self, **{name: np.empty(0) for name, _ in self.tensors() if name != tensor})
+
+    def before(self, token: int) -> Outputs:
+        """O before `token`, without the final state."""
+        return Outputs(self.o[:, :token], np.empty(0))
+
+    def after(self, token: int) -> Outputs:
+        """O from `token` on, and the final state."""
+        return Outputs(self.o[:, token:], self.final_state)
+
+    def member(self, batch: int, head: int) -> Outputs:
+        """One head of one batch alone."""
+        rows, heads = slice(batch, batch + 1), slice(head, head + 1)
+        return Outputs(self.o[rows, :, heads], self.final_state[rows, heads])
+
+    def with_o(self, o: np.ndarray) -> Outputs:
+        """The same final state with another o."""
+        return Outputs(o, self.final_state)
+
+    def state_turned(self, matrix: np.ndarray) -> Outputs:
+        """The final state multiplied by `matrix` `[DK, DK]` from the left."""
+        return Outputs(self.o, matrix @ self.final_state)
+
     def equals(self, other: Outputs) -> bool:
         """Whether both outputs have the same bits (0.0 and -0.0 count as the same)."""
         return all(
@@ -203,7 +236,7 @@ def check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
         if tuple(shape) != expected:
             axis = next(a for a, got, want in zip(AXES[name], shape, expected, strict=True) if got != want)
             raise InputError(
-                f"{name} has shape {tuple(shape)}; expected [{', '.join(AXES[name])}] = {expected} to agree with k and v "
-                f"(axis {axis} differs)"
+                f"{name} has shape {tuple(shape)}; expected [{', '.join(AXES[name])}] = {expected} to agree with k and "
+                f"v (axis {axis} differs)"
             )
     return sizes

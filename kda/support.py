@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from kda.case import Case
@@ -22,6 +22,11 @@ class TileChoice:
     block_DV: int = 16
     threads: int | None = None
     num_stages: int = 0
+
+    def of(self, case: Case) -> Case:
+        """`case` with this tile (and its DK and DV)."""
+        tile = {name: getattr(self, name) for name in ("DK", "DV", "C", "block_DV", "threads", "num_stages")}
+        return case.replace(**tile)
 
     @property
     def id(self) -> str:
@@ -65,6 +70,21 @@ class Support:
         """The largest |sum of g| over the tokens of one chunk, in any channel; inf where there is no limit."""
         return self.total_gates.get(dtype, inf)
 
+    def variants(self, case: Case, *fields: str) -> tuple[TileChoice, ...]:
+        """The other tiles of the palette that differ from the case's in some of `fields`, and in nothing else."""
+        tile = TileChoice(case.DK, case.DV, case.C, case.block_DV, case.threads, case.num_stages)
+        return tuple(other for other in self.tiles or () if other != tile and _differ_in(tile, other, fields))
+
+    def varying(self, *fields: str) -> Support:
+        """Narrowed to the tiles that have variants in `fields`; ValueError where there are none."""
+        kept = tuple(t for t in self.tiles or () if any(t != o and _differ_in(t, o, fields) for o in self.tiles or ()))
+        return replace(self, tiles=kept)
+
+    def varies(self, *fields: str) -> bool:
+        """Whether some tiles of the palette differ in `fields` alone."""
+        tiles = self.tiles or ()
+        return any(t != o and _differ_in(t, o, fields) for t in tiles for o in tiles)
+
     def refuses(self, case: Case) -> str | None:
         """Why this implementation cannot run `case`, by its sizes, tile, dtype and state; None where it can.
 
@@ -79,3 +99,7 @@ class Support:
         if not self.initial_state and case.state.name != "none":
             return f"state is {case.state}; an initial state is not supported"
         return None
+
+
+def _differ_in(one: TileChoice, other: TileChoice, fields: tuple[str, ...]) -> bool:
+    return replace(one, **{name: getattr(other, name) for name in fields}) == other

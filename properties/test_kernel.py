@@ -19,7 +19,7 @@ def test_matches_reference_A(subject, case):
 
 @law(cases)
 def test_matches_references_B_and_C(subject, case):
-    """The kernel computes the chunkwise form: B (pairwise decays, explicit inverse) and C (the exponent split) in float64.
+    """The kernel computes the chunkwise form: B (pairwise decays, explicit inverse) and C (the split) in float64.
 
     They share the kernel's algebra and none of its code: an edit that is right for A only by luck parts from them.
     """

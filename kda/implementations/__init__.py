@@ -9,17 +9,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
-from kda.implementations.builtin import KdaChunk, Mirror, ReferenceA, ReferenceB, ReferenceC
 
 __all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation", "implementation", "implementation_names"]
 
 GROUP = "kda.implementations"
-_BUILT_IN: dict[str, type[Implementation]] = {
-    cls.name: cls for cls in (KdaChunk, Mirror, ReferenceA, ReferenceB, ReferenceC)
+# By the names of their classes: `builtin` imports torch, and a command that only reads a case line needs none of it.
+_BUILT_IN = {
+    "kda_chunk": "KdaChunk",
+    "mirror": "Mirror",
+    "ref_A": "ReferenceA",
+    "ref_B": "ReferenceB",
+    "ref_C": "ReferenceC",
 }
 
 
@@ -31,15 +37,18 @@ def implementation_names() -> tuple[str, ...]:
 def implementation(name: str) -> Implementation:
     """The implementation called `name` (or `file.py:Name`, `module:Name`).
 
-    Raises LookupError for a name that is not installed, TypeError for an object that is no `Implementation`.
+    Raises LookupError for a name that is not installed or cannot be imported, TypeError for an object that is no
+    `Implementation`.
     """
     if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+        from kda.implementations import builtin
+
+        return _made(getattr(builtin, _BUILT_IN[name]), name)
     for point in entry_points(group=GROUP, name=name):
         return _made(point.load(), name)
     if ":" in name:
         place, _, attribute = name.rpartition(":")
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _imported(place, name)
         if not hasattr(module, attribute):
             raise LookupError(f"implementation {name!r}: {place} has no {attribute!r}")
         return _made(getattr(module, attribute), name)
@@ -52,12 +61,24 @@ def _made(found: object, name: str) -> Implementation:
         raise TypeError(
             f"implementation {name!r} is a {type(made).__name__}; expected a kda.implementations.Implementation"
         )
+    made.address = name
     return made
 
 
-def _from_file(path: Path) -> object:
-    if not path.is_file():
-        raise LookupError(f"no file {path}")
+def _imported(place: str, name: str) -> ModuleType:
+    if place.endswith(".py") and not Path(place).is_file():
+        raise LookupError(f"implementation {name!r}: there is no file {place}")
+    try:
+        return _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise LookupError(
+            f"implementation {name!r}: {place} cannot be imported, {type(error).__name__}: {error} "
+            f"({Path(last.filename).name}:{last.lineno})"
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"kda_under_test_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -41,13 +41,16 @@ class MemoryViolation(AssertionError):
 class Implementation(ABC):
     """Anything that maps `Inputs` to `Outputs`, and says what it supports.
 
-    An adapter sets `name` and `summary`, and defines `targets`, `dtypes`, `support` and `run`; the rest has defaults. It is
-    found by the entry point group `kda.implementations`, or as `file.py:Name` or `package.module:Name` on the command
-    line.
+    An adapter sets `name` and `summary` and defines `targets`, `dtypes`, `support` and `run`; the rest has defaults. It
+    is found by the entry point group `kda.implementations`, or as `file.py:Name` or `package.module:Name` on the
+    command line.
     """
 
     name: str
     summary: str
+
+    #: What it was asked for by, where that is not its name: `file.py:Name`. Set by whoever finds it.
+    address: str = ""
 
     #: Whether the chunk length of the tile means anything to it.
     chunked: bool = True
@@ -73,7 +76,8 @@ class Implementation(ABC):
         """The outputs for `inputs`. InputError for whatever it does not support, before anything is launched."""
 
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
-        """Compile what a run of these sizes and this tile needs."""
+        """Compile what a run of these sizes and this tile needs; by default, nothing."""
+        return
 
     def exact_mirror(self, target: str) -> bool:
         """Whether its bits are the mirror's on `target`, given the exponential of `exp2`."""

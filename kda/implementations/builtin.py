@@ -14,7 +14,7 @@ from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import available_targets
 from kda.numerics.domain import gate_domain
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import ref_A, ref_A_fast, ref_B, ref_B_fast, ref_C, ref_C_fast
+from kda.references import ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast
 from kda.support import Support, TileChoice
 
 __all__ = ["KdaChunk", "Mirror", "ReferenceA", "ReferenceB", "ReferenceC"]

@@ -1,0 +1,1 @@
+"""The TileLang programs, their dialect, and compiling and launching them."""

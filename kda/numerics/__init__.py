@@ -1,0 +1,1 @@
+"""What a format can hold, the gate domain, the budget, and comparing."""

@@ -16,7 +16,7 @@ from kda.formats import F32, F64, Format
 from kda.numerics.domain import chunk_gamma
 from kda.problem import Inputs, Outputs
 
-__all__ = ["Budget", "Judged", "judge", "mirror_units", "operand_units"]
+__all__ = ["Budget", "Judged", "judge", "mirror_units", "operand_units", "underflow_units"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class Budget:
     def at_least(self, other: Budget) -> Budget:
         """The larger of both, row by row."""
         return Budget(np.maximum(self.o, other.o), np.maximum(self.final_state, other.final_state))
+
+    def after(self, token: int) -> Budget:
+        """The budget of o from `token` on, and of the final state."""
+        return Budget(self.o[:, token:], self.final_state)
+
+    def mixing_rows(self) -> Budget:
+        """The budget of a state whose rows were mixed by an orthogonal matrix: any row may hold the error of all."""
+        whole = np.sqrt((self.final_state**2).sum(-1, keepdims=True))
+        return Budget(self.o, np.broadcast_to(whole, self.final_state.shape))
 
     def __add__(self, other: Budget) -> Budget:
         return Budget(self.o + other.o, self.final_state + other.final_state)
@@ -114,6 +123,12 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     delta = accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
     flips = sqrt(2 * dtype.unit_roundoff * delta)
     return Units(flips + delta, dtype.min_subnormal, 2 * dtype.unit_roundoff, delta, accumulator.min_subnormal)
+
+
+def underflow_units(dtype: Format) -> Units:
+    """The errors of underflow alone: what is left when every rounding of two runs is the same but for a power of two."""
+    accumulator = F64 if dtype is F64 else F32
+    return Units(0.0, dtype.min_subnormal, 0.0, 0.0, 2 * accumulator.min_subnormal)
 
 
 def judge(inputs: Inputs, C: int, units: Units) -> Judged:

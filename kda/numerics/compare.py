@@ -46,11 +46,12 @@ class Verdict:
 
 
 def compare(got: Outputs, expected: Outputs, budget: Budget) -> list[Verdict]:
-    """A verdict for o and one for the final state, the worse first."""
-    verdicts = [
-        _verdict("o", got.o, expected.o, budget.o),
-        _verdict("final_state", got.final_state, expected.final_state, budget.final_state),
-    ]
+    """A verdict for each output that is there, the worse first."""
+    verdicts = []
+    for tensor, of_expected in expected.tensors():
+        of_got = getattr(got, tensor)
+        if of_got.size or of_expected.size:  # one of the two may have been left out, see Outputs.only
+            verdicts.append(_verdict(tensor, of_got, of_expected, getattr(budget, tensor)))
     return sorted(verdicts, key=lambda v: -v.ratio)
 
 

@@ -33,13 +33,14 @@ class GuardLine:
     comment: str = ""
 
     def __str__(self) -> str:
-        return f"{self.case} {self.property}" + (f"  # {self.comment}" if self.comment else "")
+        comment = " ".join(self.comment.split())
+        return f"{self.case} {self.property}" + (f"  # {comment}" if comment else "")
 
 
 def read(path: Path) -> list[GuardLine]:
     """The entries of `path`, none where there is no file. GuardError names a line that is malformed."""
     entries = []
-    for number, text in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+    for number, text in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
         content, _, comment = text.partition("#")
         words = content.split()
         if not words:
@@ -57,8 +58,8 @@ def add(path: Path, entry: GuardLine) -> bool:
     """Append `entry` unless the same case and property are there; whether it was added. The file changes whole."""
     if any(old.case == entry.case and old.property == entry.property for old in read(path)):
         return False
-    text = path.read_text() if path.exists() else _HEADER
+    text = path.read_text("utf-8") if path.exists() else _HEADER
     unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text.rstrip("\n") + "\n" + f"{entry}\n")
+    unfinished.write_text(text.rstrip("\n") + "\n" + f"{entry}\n", "utf-8")
     unfinished.replace(path)
     return True

@@ -5,8 +5,8 @@
         '''One sentence that states the law. Why an edit can break it.'''
         ...
 
-The body takes a `Subject` (the implementation under test, its target and dtype) and a `Case`, computes what it needs, and
-says what must hold with `within` and `same_bits`. Everything it does follows from the case, so that one line reruns it.
+The body takes a `Subject` (the implementation under test, its target and dtype) and a `Case`, computes what it needs,
+and says what must hold with `within` and `same_bits`. All it does follows from the case, so that one line reruns it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kda.case import Case
 from kda.formats import F64, Format
 from kda.implementations import PLAIN, Implementation, Memory
 from kda.kernels.compile import COUNTS
-from kda.numerics.budget import Budget, Judged, judge, mirror_units, operand_units
+from kda.numerics.budget import Budget, Judged, judge, mirror_units, operand_units, underflow_units
 from kda.numerics.compare import Verdict, compare, difference
 from kda.problem import Inputs, Outputs, Tile
 from kda.references import ref_C_fast
@@ -30,7 +30,7 @@ from kda.suite.record import Record
 from kda.suite.watch import Watch
 from kda.support import Support
 
-__all__ = ["LAWS", "Law", "Subject", "law", "meaningful", "same_bits", "within"]
+__all__ = ["LAWS", "Law", "Subject", "bounded", "broken", "law", "meaningful", "same_bits", "within"]
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,20 @@ class Subject:
         """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
         return judge(inputs, self._window(inputs, tile), operand_units(inputs, self._window(inputs, tile), self.dtype))
 
+    def judge_underflow(self, inputs: Inputs, tile: Tile) -> Judged:
+        """Reference A's outputs, and how far underflow alone may take a kernel from them."""
+        return judge(inputs, self._window(inputs, tile), underflow_units(self.dtype))
+
     def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
         """The mirror's outputs, and how far from them another order of additions may end up."""
         exp2 = self.implementation.exp2(self.target)
         mirrored = ref_C_fast(inputs, tile.C, tile.block_DV, self.dtype, exp2=exp2)
         return Judged(mirrored, judge(inputs, tile.C, mirror_units(inputs, tile.C, self.dtype)).budget)
+
+    def also_runs(self, case: Case) -> bool:
+        """Whether the same implementation, on the same target, takes `case` (of any dtype)."""
+        other = Subject(self.implementation, self.target, case.dtype)
+        return case.dtype in self.implementation.dtypes(self.target) and other.support.refuses(case) is None
 
     def _window(self, inputs: Inputs, tile: Tile) -> int:
         return tile.C if self.implementation.chunked else inputs.sizes.N
@@ -152,9 +161,9 @@ def law(
 ) -> Callable[[Callable[[Subject, Case], None]], Callable[..., None]]:
     """Make a property test of a body `(subject, case)`.
 
-    strategy: `strategies.cases` or one like it; narrowing: its keyword arguments. of: names of the implementations that the
-    law is about, instead of the one under test. needs: the subjects it makes sense for. share: how many cases, relative
-    to the profile's number.
+    strategy: `strategies.cases` or one like it; narrowing: its keyword arguments. of: names of the implementations that
+    the law is about, instead of the one under test. needs: the subjects it makes sense for. share: how many cases,
+    relative to the profile's number.
     """
 
     def decorate(body: Callable[[Subject, Case], None]) -> Callable[..., None]:
@@ -205,9 +214,23 @@ def same_bits(got: Outputs, expected: Outputs, what: str = "") -> None:
         raise AssertionError(f"{what + ': ' if what else ''}{differs}")
 
 
-def meaningful(condition: bool) -> None:
-    """Mark the case as untrusted unless `condition`: a perturbation that changed nothing proves nothing."""
+def meaningful(condition: bool) -> bool:
+    """Mark the case as untrusted unless `condition`, and return it: a change that changed nothing proves nothing."""
     _observe(0.0, bool(condition))
+    return bool(condition)
+
+
+def bounded(ratio: float, what: str) -> None:
+    """Assert that a ratio error / allowed is at most 1; it is recorded. what: what the error is of."""
+    __tracebackhide__ = True
+    _observe(ratio, True)
+    if not ratio <= 1:
+        raise AssertionError(f"{what}: {ratio:.3g} times what is allowed")
+
+
+def broken(got: Outputs, expected: Outputs, budget: Budget) -> bool:
+    """Whether some row of `got` is outside its budget: for laws about what must be told apart."""
+    return any(not verdict.passed for verdict in compare(got, expected, budget))
 
 
 def references_at_float64(*names: str) -> list[Subject]:

@@ -31,7 +31,7 @@ WORKER_RAM, WORKER_GPU_RAM = 2 * GIB, 3 * GIB
 
 
 def register_profiles(database: Path) -> None:
-    """The four Hypothesis profiles; `--hypothesis-profile` chooses one, `gate` is the default in CI and `dev` elsewhere."""
+    """The four Hypothesis profiles, for `--hypothesis-profile`; `gate` is the default in CI and `dev` elsewhere."""
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     common: dict[str, Any] = {"deadline": None, "suppress_health_check": quiet, "report_multiple_bugs": False}
     shrinking = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kda-impl",
         default="kda_chunk",
         metavar="NAME",
-        help="the implementation under test: a name from `kda impls`, file.py:Class or module:Class (default: kda_chunk)",
+        help="the implementation under test: from `kda impls`, file.py:Class or module:Class (default: kda_chunk)",
     )
     group.addoption("--kda-target", default="auto", choices=("auto", "c", "cuda"), help="where it runs (default: auto)")
     group.addoption("--kda-dtype", default=None, metavar="F16,BF16", help="only these operand formats, by short name")
