@@ -16,7 +16,15 @@ from types import ModuleType
 
 from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
 
-__all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation", "implementation", "implementation_names"]
+__all__ = [
+    "PLAIN",
+    "Implementation",
+    "Memory",
+    "MemoryViolation",
+    "implementation",
+    "implementation_names",
+    "target_of",
+]
 
 GROUP = "kda.implementations"
 # By the names of their classes: `builtin` imports torch, and a command that only reads a case line needs none of it.
@@ -55,6 +63,17 @@ def implementation(name: str) -> Implementation:
     raise LookupError(f"implementation {name!r} is unknown; installed are {', '.join(implementation_names())}")
 
 
+def target_of(chosen: Implementation, target: str) -> str:
+    """The target `target` (auto, c or cuda) of an implementation; ValueError where it cannot run there."""
+    own = chosen.targets()
+    if target == "auto":
+        return own[0]
+    if target not in own:
+        hint = "" if target == "c" else "; torch may see no CUDA device"
+        raise ValueError(f"{chosen.name} does not run on {target} here, only on {', '.join(own)}{hint}")
+    return target
+
+
 def _made(found: object, name: str) -> Implementation:
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Implementation):
@@ -72,9 +91,9 @@ def _imported(place: str, name: str) -> ModuleType:
         return _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
+        at = "" if "importlib" in last.filename else f"{Path(last.filename).name}:{last.lineno}: "
         raise LookupError(
-            f"implementation {name!r}: {place} cannot be imported, {type(error).__name__}: {error} "
-            f"({Path(last.filename).name}:{last.lineno})"
+            f"implementation {name!r}: {place} cannot be imported, {at}{type(error).__name__}: {error}"
         ) from error
 
 

@@ -12,8 +12,12 @@ and says what must hold with `within` and `same_bits`. All it does follows from 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,7 @@ from kda.formats import F64, Format
 from kda.implementations import PLAIN, Implementation, Memory
 from kda.kernels.compile import COUNTS
 from kda.numerics.budget import Budget, Judged, judge, mirror_units, operand_units, underflow_units
-from kda.numerics.compare import Verdict, compare, difference
+from kda.numerics.compare import compare, difference
 from kda.problem import Inputs, Outputs, Tile
 from kda.references import ref_C_fast
 from kda.suite.record import Record
@@ -53,6 +57,7 @@ class Subject:
 
     def run(self, inputs: Inputs, tile: Tile, memory: Memory = PLAIN) -> Outputs:
         """The implementation's outputs for `inputs` at `tile`."""
+        __tracebackhide__ = True
         return self.implementation.run(inputs, tile, self.target, memory)
 
     def judge(self, inputs: Inputs, tile: Tile) -> Judged:
@@ -77,8 +82,18 @@ class Subject:
     def _window(self, inputs: Inputs, tile: Tile) -> int:
         return tile.C if self.implementation.chunked else inputs.sizes.N
 
+    @property
+    def options(self) -> str:
+        """The options of the command line that choose it."""
+        named = self.implementation.address or self.implementation.name
+        return f"--impl {shlex.quote(named)} --target {self.target}"
+
     def __str__(self) -> str:
         return self.id
+
+
+# The field of a case that each of these narrowings is about.
+_NARROWED = {"gates": "gate", "betas": "beta", "keys": "k", "queries": "q", "values": "v", "states": "state"}
 
 
 @dataclass(frozen=True)
@@ -98,20 +113,49 @@ class Law:
         """The Hypothesis strategy for this law's cases, narrowed to what `subject` supports."""
         return self.strategy(subject.support, subject.dtype, **self.narrowing)
 
-    def holds_for(self, subject: Subject, case: Case, record: Record, watch: Watch | None = None) -> None:
-        """Examine one case; AssertionError (or whatever the implementation raised), with notes on how to rerun it."""
+    def excludes(self, subject: Subject, case: Case) -> str | None:
+        """Why `case` says nothing about this law on `subject`; None where it does.
+
+        The law's own conditions on the kinds, on N and on edits, and what the subject supports.
+        """
+        for name, field in _NARROWED.items():
+            kinds = self.narrowing.get(name)
+            if isinstance(kinds, (tuple, list)) and getattr(case, field).name not in kinds:
+                return f"{field} is {getattr(case, field)}; the law is about {', '.join(kinds)}"
+        too_short = range(1, self.narrowing.get("min_tokens", 1))
+        if case.N in too_short:
+            return f"N is {case.N}; the law needs at least {too_short.stop}"
+        if case.edits and self.narrowing.get("edits", True) is False:
+            return "there are edits; the law is about cases without"
+        return subject.support.refuses(case)
+
+    def holds_for(
+        self,
+        subject: Subject,
+        case: Case,
+        record: Record,
+        watch: Watch | None = None,
+        said: list[str] | None = None,
+    ) -> None:
+        """Examine one case; AssertionError (or whatever the implementation raised), with notes on how to rerun it.
+
+        said: takes one line per comparison, also of those that hold.
+        """
         __tracebackhide__ = True
         line = str(case)
+        notes = self.notes(subject, line)
         before = (COUNTS.launches, COUNTS.compiles, COUNTS.cache_hits)
-        examination = _Examination(line, record)
+        examination = _Examination(line, record, said)
         _examinations.append(examination)
         try:
             if watch is not None:
-                watch.begin(f"{line} {self.name}")
+                watch.begin("\n".join(notes))
             self.body(subject, case)
         except Exception as error:
-            for note in self.notes(subject, line):
+            for note in notes:
                 error.add_note(note)
+            if watch is not None:
+                watch.failed("\n".join(notes), error)
             raise
         finally:
             if watch is not None:
@@ -129,7 +173,7 @@ class Law:
         return [
             f"law:   {self.name}: {self.sentence}",
             f"case:  {line}",
-            f"rerun: kda check {line} {which} --impl {subject.implementation.name} --target {subject.target}",
+            f"rerun: kda check {line} {which} {subject.options}",
             f"keep:  kda guard add {line} {which}",
         ]
 
@@ -138,6 +182,7 @@ class Law:
 class _Examination:
     line: str
     record: Record
+    said: list[str] | None
     untrusted: bool = False
 
 
@@ -145,6 +190,42 @@ _examinations: list[_Examination] = []
 
 #: Every law that has been imported, by name.
 LAWS: dict[str, Law] = {}
+
+
+def load_laws(folder: Path, room: str | None = None) -> dict[str, Law]:
+    """The laws in the files `test_*.py` of `folder`, by name; of `test_<room>.py` alone where that is given.
+
+    LookupError: no such file, or one that cannot be imported.
+    """
+    pattern = f"test_{room or '*'}.py"
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise LookupError(f"there is no {folder / pattern}")
+    others = dict(LAWS)
+    LAWS.clear()
+    try:
+        for file in files:
+            _import_file(file)
+        return dict(LAWS)
+    finally:
+        for name, other in others.items():
+            LAWS.setdefault(name, other)
+
+
+def _import_file(file: Path) -> None:
+    name = f"_kda_laws.{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))  # as pytest does
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise LookupError(f"{file} cannot be imported, {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(file.parent))
 
 
 def _always(subject: Subject) -> bool:
@@ -186,8 +267,10 @@ def law(
     return decorate
 
 
-def _observe(ratio: float, trusted: bool) -> None:
+def _observe(ratio: float, trusted: bool, *lines: str) -> None:
     for examination in _examinations[-1:]:
+        if examination.said is not None:
+            examination.said.extend(lines)
         examination.untrusted |= not trusted
         examination.record.observe(ratio, trusted, examination.line)
 
@@ -199,19 +282,21 @@ def within(got: Outputs, expected: Outputs, budget: Budget, what: str = "") -> N
     """
     __tracebackhide__ = True
     verdicts = compare(got, expected, budget)
-    _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts))
-    failed: list[Verdict] = [verdict for verdict in verdicts if not verdict.passed]
+    lines = [f"{what + ': ' if what else ''}{verdict}" for verdict in verdicts]
+    _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts), *lines)
+    failed = [line for line, verdict in zip(lines, verdicts, strict=True) if not verdict.passed]
     if failed:
-        raise AssertionError("\n".join(f"{what + ': ' if what else ''}{verdict}" for verdict in failed))
+        raise AssertionError("\n".join(failed))
 
 
 def same_bits(got: Outputs, expected: Outputs, what: str = "") -> None:
     """Assert that both outputs are equal in every bit (0.0 and -0.0 count as equal)."""
     __tracebackhide__ = True
     differs = difference(got, expected)
-    _observe(0.0 if differs is None else np.inf, True)
+    line = f"{what + ': ' if what else ''}{differs or 'o and final_state: the same bits'}"
+    _observe(0.0 if differs is None else np.inf, True, line)
     if differs is not None:
-        raise AssertionError(f"{what + ': ' if what else ''}{differs}")
+        raise AssertionError(line)
 
 
 def meaningful(condition: bool) -> bool:

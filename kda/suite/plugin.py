@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import hypothesis
 import psutil
@@ -14,14 +15,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from kda.case import Case, CaseError
-from kda.implementations import Implementation, implementation
-from kda.kernels.compile import available_targets, resolve_target
+from kda.case import Case
+from kda.formats import format_named
+from kda.implementations import Implementation, implementation, target_of
+from kda.kernels.compile import available_targets
 from kda.suite import guard
-from kda.suite.laws import LAWS, Law, Subject, references_at_float64
+from kda.suite.failure import explain
+from kda.suite.laws import LAWS, Law, Subject, load_laws, references_at_float64
 from kda.suite.record import Record, Run
 from kda.suite.summary import print_summary
-from kda.suite.watch import Watch, cuda_is_broken, last_case
+from kda.suite.watch import GpuLost, Watch, last_case
 
 #: Cases per law and subject.
 PROFILES = {"gate": 60, "dev": 60, "nightly": 2000, "replay": 0}
@@ -117,12 +120,13 @@ class KdaRun:
             else:
                 self._search(law, subject, record)
             if record.cases >= 20 and record.untrusted > 0.7 * record.cases:
-                raise AssertionError(
-                    f"{record.untrusted} of {record.cases} cases of {law.name} proved nothing (budget above signal)"
+                pytest.fail(
+                    f"{record.untrusted} of {record.cases} cases of {law.name} proved nothing: their budget exceeds "
+                    "the signal, or what the law changes changed nothing",
+                    pytrace=False,
                 )
-        except Exception:
-            self._end_if_broken(subject)
-            raise
+        except GpuLost as error:
+            self._end(error)
         finally:
             self.node.user_properties.append(("kda", record.data()))
 
@@ -132,9 +136,8 @@ class KdaRun:
         record = Record(law.name, subject.id, guard_lines=1)
         try:
             self._one(law, subject, case, record)
-        except Exception:
-            self._end_if_broken(subject)
-            raise
+        except GpuLost as error:
+            self._end(error)
         finally:
             self.node.user_properties.append(("kda", record.data()))
 
@@ -152,9 +155,9 @@ class KdaRun:
 
     def _one(self, law: Law, subject: Subject, case: Case, record: Record) -> None:
         __tracebackhide__ = True
-        refusal = subject.support.refuses(case)
+        refusal = law.excludes(subject, case)
         if refusal is not None:
-            pytest.skip(f"{subject.id} does not take this case: {refusal}")
+            pytest.skip(f"{law.name} on {subject.id} does not take this case: {refusal}")
         law.holds_for(subject, case, record, self.plan.watch)
 
     def _search(self, law: Law, subject: Subject, record: Record) -> None:
@@ -168,14 +171,15 @@ class KdaRun:
             law.holds_for(subject, case, record, self.plan.watch)
 
         # Without it, all subjects of a law would share one stream of examples and one database entry.
-        search.hypothesis.inner_test._hypothesis_internal_add_digest = self.node.nodeid.encode()
+        inner: Any = search
+        inner.hypothesis.inner_test._hypothesis_internal_add_digest = self.node.nodeid.encode()
         search()
 
-    def _end_if_broken(self, subject: Subject) -> None:
-        if subject.target == "cuda" and cuda_is_broken():
-            if "PYTEST_XDIST_WORKER" in os.environ:
-                os._exit(70)  # xdist starts another worker; this one would fail every test that follows
-            pytest.exit(f"the CUDA context is broken after {self.node.nodeid}; see .kda/last-case", returncode=70)
+    def _end(self, error: GpuLost) -> NoReturn:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(70)  # xdist starts another worker; this one would fail every test that follows
+        under_way = last_case(_folder(self.node.config), _worker())
+        pytest.exit(f"the CUDA context broke in {self.node.nodeid}\n{under_way or error}", returncode=70)
 
 
 @pytest.fixture
@@ -200,58 +204,71 @@ def _folder(config: pytest.Config) -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile, spread workers over GPUs, and read the options; UsageError for one that makes no sense."""
-    _spread_over_gpus()
+    if config.getoption("--kda-target") != "c":
+        _spread_over_gpus()
     register_profiles(config.rootpath / ".hypothesis" / "examples")
     profile = config.getoption("--hypothesis-profile", None) or _DEFAULT_PROFILE
     if profile not in PROFILES:
         raise pytest.UsageError(f"--hypothesis-profile is {profile!r}; expected one of {', '.join(PROFILES)}")
     hypothesis.settings.load_profile(profile)
     line, dtypes = config.getoption("--kda-case"), config.getoption("--kda-dtype")
+    cases, seconds = config.getoption("--kda-cases"), config.getoption("--kda-timeout")
+    if cases is not None and cases < 1:
+        raise pytest.UsageError(f"--kda-cases is {cases}; expected at least 1")
+    if seconds < 0:
+        raise pytest.UsageError(f"--kda-timeout is {seconds:g}; expected seconds, or 0 for no limit")
     try:
         chosen = implementation(config.getoption("--kda-impl"))
-        target = resolve_target(config.getoption("--kda-target"))
-        if config.getoption("--kda-target") == "auto" and target not in chosen.targets():
-            target = chosen.targets()[0]
+        target = target_of(chosen, config.getoption("--kda-target"))
         case = Case.parse(line) if line else None
-    except (LookupError, TypeError, ValueError, CaseError) as error:
-        raise pytest.UsageError(str(error)) from None
-    if target not in chosen.targets():
-        raise pytest.UsageError(f"{chosen.name} runs on {', '.join(chosen.targets())} here; --kda-target is {target}")
+        formats = tuple(format_named(name.strip().lower()).short for name in dtypes.split(",")) if dtypes else None
+    except (LookupError, TypeError, ValueError) as error:
+        # str of a KeyError would be quoted
+        raise pytest.UsageError(str(error.args[0] if error.args else error)) from None
     config.stash[_STARTED] = time.monotonic()
     config.stash[_RECORDS] = []
     config.stash[_PLAN] = Plan(
         implementation=chosen,
         target=target,
-        dtypes=tuple(dtypes.lower().split(",")) if dtypes else None,
+        dtypes=formats,
         case=case,
-        cases=config.getoption("--kda-cases"),
+        cases=cases,
         profile=profile,
-        watch=Watch(_folder(config), _worker(), config.getoption("--kda-timeout")),
+        watch=Watch(_folder(config), _worker(), seconds),
     )
 
 
 def _spread_over_gpus() -> None:
-    # Before CUDA starts. The caller's choice of devices is divided, never overruled.
+    # The caller's choice of devices is divided, never overruled. CUDA reads the variable once, as it starts; counting
+    # the devices does not start it (torch asks NVML), asking whether it is available would.
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker.startswith("gw") or "cuda" not in available_targets():
+    if not worker.startswith("gw"):
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     import torch
 
-    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    if count == 0:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",")[:count] if visible else [str(i) for i in range(count)]
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """What runs where."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What runs where, and what the last run was doing where it did not come to its end."""
     plan = config.stash[_PLAN]
     dtypes = ", ".join(str(d) for d in plan.implementation.dtypes(plan.target))
-    return f"kda: {plan.implementation.name} on {plan.target} ({dtypes}), profile {plan.profile}"
+    header = [f"kda: {plan.implementation.name} on {plan.target} ({dtypes}), profile {plan.profile}"]
+    if plan.watch.left:
+        header += ["kda: an earlier run ended in the middle of", *plan.watch.left.splitlines()]
+    return header
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Workers for `-n auto`: by cores and memory, and on CUDA by the memory of the GPUs."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, max(1, psutil.virtual_memory().available // WORKER_RAM))
     if config.getoption("--kda-target") != "c" and "cuda" in available_targets():
@@ -270,7 +287,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("subject", subjects, ids=[s.id for s in subjects])
     elif {"guarded", "subject"} <= set(metafunc.fixturenames):
         plan = metafunc.config.stash[_PLAN]
-        lines = [] if plan.case is not None else guard.read(metafunc.config.rootpath / "properties" / "guard.txt")
+        folder = metafunc.definition.path.parent
+        try:
+            lines = [] if plan.case is not None else guard.read(folder / "guard.txt")
+        except guard.GuardError as error:
+            raise pytest.Collector.CollectError(str(error)) from None
+        for line in lines:
+            # The file of its law may not be collected yet, nor at all; an unknown name is for the test to report.
+            room = line.property.partition(".")[0]
+            if line.property not in LAWS and (folder / f"test_{room}.py").is_file():
+                load_laws(folder, room)
         pairs = [(s, line) for line in lines for s in _guard_subjects(plan, line)]
         metafunc.parametrize(
             ("subject", "guarded"), pairs, ids=[f"{line.property}-{line.case.id}-{s.id}" for s, line in pairs]
@@ -302,10 +328,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A law that failed says so on one screen, unless `--tb` asks for something else."""
+    report: Any = yield
+    excinfo = call.excinfo
+    if report.failed and excinfo is not None and "kda_run" in getattr(item, "fixturenames", ()):
+        lines = explain(excinfo.value, item.config.rootpath)
+        if lines is not None and item.config.getoption("tbstyle") == "auto":
+            shown: Any = excinfo.getrepr(style="native")
+            shown.reprtraceback.reprentries[0].lines = [line + "\n" for line in lines]
+            if shown.reprcrash is not None:
+                shown.reprcrash.message = lines[0]
+            report.longrepr = shown
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Collect the records of a test, from this process or from a worker."""
     if report.when == "call" and _controller is not None:
-        _controller.extend(value for key, value in report.user_properties if key == "kda")
+        _controller.extend(cast("dict[str, Any]", value) for key, value in report.user_properties if key == "kda")
 
 
 _controller: list[dict[str, Any]] | None = None
@@ -322,20 +364,29 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
     """A worker died: say which case it was running."""
     node: Any = getattr(report, "node", None)
-    root = Path(sched.config.rootpath)
-    line = last_case(root / ".kda" / "last-case", node.gateway.id) if node is not None else None
-    if line is not None:
-        case, _, name = line.partition(" ")
-        report.longrepr = (
-            f"{report.longrepr}\nThe process ended (a crash, a broken GPU or the time-out of one case) during\n"
-            f"case:  {case}\nlaw:   {name}\nrerun: kda check {case} --property {name}\n"
-            f"keep:  kda guard add {case} --property {name}"
-        )
+    under_way = last_case(_folder(sched.config), node.gateway.id) if node is not None else None
+    if under_way is not None:
+        why = "the process ended (a crash, a broken GPU or the time-out of one case) in the middle of"
+        report.longrepr = f"{report.longrepr}\n{why}\n{under_way}"
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A case that no law examined has not passed."""
+    if exitstatus == pytest.ExitCode.OK and _examined_nothing(session.config):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def _examined_nothing(config: pytest.Config) -> bool:
+    asked = config.stash[_PLAN].case is not None and "PYTEST_XDIST_WORKER" not in os.environ
+    return asked and not any(record["cases"] for record in config.stash[_RECORDS])
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """The table at the end, and the report file."""
-    run = Run.of(config.stash[_RECORDS], time.monotonic() - config.stash[_STARTED])
+    if _examined_nothing(config):
+        terminalreporter.write_line("kda: no law examined the case; -rs says why")
+    records = config.stash[_RECORDS]
+    run = Run.of(records, time.monotonic() - config.stash[_STARTED])
     if run.records:
         print_summary(run, terminalreporter)
     if config.getoption("--kda-report"):

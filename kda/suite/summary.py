@@ -16,6 +16,7 @@ __all__ = ["print_summary"]
 def print_summary(run: Run, terminal: Any) -> None:
     """Print totals and, per property, its cases and its worst ratio with the line that gave it."""
     seconds = max(run.seconds, 1e-9)
+    terminal.ensure_newline()
     terminal.section("kda", sep="=")
     terminal.write_line(
         f"{run.total('cases')} cases, {run.total('launches')} launches, {run.total('cases') / seconds:.0f} cases/s; "
