@@ -95,7 +95,7 @@ class Support:
         if self.tiles is not None:
             tile = TileChoice(case.DK, case.DV, case.C, case.block_DV, case.threads, case.num_stages)
             if tile not in self.tiles:
-                return f"{tile} is not among the {len(self.tiles)} supported tiles"
+                return f"{tile.id} is not among the {len(self.tiles)} supported tiles"
         if not self.initial_state and case.state.name != "none":
             return f"state is {case.state}; an initial state is not supported"
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -112,6 +113,11 @@ class Law:
     def cases(self, subject: Subject) -> Any:
         """The Hypothesis strategy for this law's cases, narrowed to what `subject` supports."""
         return self.strategy(subject.support, subject.dtype, **self.narrowing)
+
+    def subjects(self, implementation: Implementation, target: str) -> list[Subject]:
+        """What this law is about: `implementation` on `target` with each of its dtypes, or the law's own references."""
+        found = references_at_float64(*self.of) if self.of else subjects_of(implementation, target)
+        return [subject for subject in found if self.needs(subject)]
 
     def excludes(self, subject: Subject, case: Case) -> str | None:
         """Why `case` says nothing about this law on `subject`; None where it does.
@@ -249,7 +255,8 @@ def law(
 
     def decorate(body: Callable[[Subject, Case], None]) -> Callable[..., None]:
         room = body.__module__.rpartition(".")[2].removeprefix("test_")
-        sentence = " ".join((body.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+        # A period after a space is a product, not an end.
+        sentence = re.split(r"(?<=\S)\. ", " ".join((body.__doc__ or "").split()))[0].rstrip(".")
         made = Law(
             f"{room}.{body.__name__.removeprefix('test_')}", sentence, strategy, narrowing, body, of, needs, share
         )
@@ -316,6 +323,11 @@ def bounded(ratio: float, what: str) -> None:
 def broken(got: Outputs, expected: Outputs, budget: Budget) -> bool:
     """Whether some row of `got` is outside its budget: for laws about what must be told apart."""
     return any(not verdict.passed for verdict in compare(got, expected, budget))
+
+
+def subjects_of(implementation: Implementation, target: str) -> list[Subject]:
+    """`implementation` on `target` with each of its dtypes, the simplest first."""
+    return [Subject(implementation, target, dtype) for dtype in implementation.dtypes(target)]
 
 
 def references_at_float64(*names: str) -> list[Subject]:

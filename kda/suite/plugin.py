@@ -21,13 +21,13 @@ from kda.implementations import Implementation, implementation, target_of
 from kda.kernels.compile import available_targets
 from kda.suite import guard
 from kda.suite.failure import explain
-from kda.suite.laws import LAWS, Law, Subject, load_laws, references_at_float64
+from kda.suite.laws import LAWS, Law, Subject, load_laws, subjects_of
 from kda.suite.record import Record, Run
 from kda.suite.summary import print_summary
 from kda.suite.watch import GpuLost, Watch, last_case
 
 #: Cases per law and subject.
-PROFILES = {"gate": 60, "dev": 60, "nightly": 2000, "replay": 0}
+PROFILES = {"gate": 100, "dev": 100, "nightly": 2000, "replay": 0}
 GIB = 2**30
 #: What one worker takes: memory of the machine, and of a GPU (measured: 16 workers use under 4 GiB of an H200).
 WORKER_RAM, WORKER_GPU_RAM = 2 * GIB, 3 * GIB
@@ -88,18 +88,13 @@ class Plan:
 
     def subjects(self, law: Law | None) -> list[Subject]:
         """The subjects of `law` (of any, where None), the simplest first."""
-        if law is not None and law.of:
-            subjects = references_at_float64(*law.of)
-        else:
-            subjects = [
-                Subject(self.implementation, self.target, dtype) for dtype in self.implementation.dtypes(self.target)
-            ]
+        chosen = self.implementation, self.target
+        subjects = subjects_of(*chosen) if law is None else law.subjects(*chosen)
         return [
             s
             for s in subjects
             if (self.dtypes is None or s.dtype.short in self.dtypes)
             and (self.case is None or s.dtype == self.case.dtype)
-            and (law is None or law.needs(s))
         ]
 
 

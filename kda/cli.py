@@ -1,0 +1,350 @@
+"""The command `kda`: rerun a case, read a case line, list implementations, keep a failure.
+
+Each command imports what it needs when it runs, so that those that only read a line start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kda.case import Case, CaseError, Edit
+from kda.kinds import FIELDS, KINDS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kda.implementations import Implementation
+    from kda.suite.laws import Law, Subject
+    from kda.support import Support
+
+__all__ = ["main"]
+
+DEFAULT_PROPERTY = "kernel.matches_reference_A"
+DEFAULT_IMPLEMENTATION = "kda_chunk"
+
+
+class Misused(click.ClickException):
+    """What was asked for does not exist or makes no sense; one sentence, exit status 2."""
+
+    exit_code = 2
+
+
+class CaseLine(click.ParamType):
+    """A case line on the command line."""
+
+    name = "line"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Case:
+        try:
+            return value if isinstance(value, Case) else Case.parse(value)
+        except CaseError as error:
+            raise Misused(str(error)) from None
+
+
+LINE = click.argument("case", metavar="LINE", type=CaseLine())
+PROPERTIES = click.option(
+    "--properties",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The folder of the laws (default: ./properties, else that of the source checkout).",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Property tests for Kimi Delta Attention kernels: cases, laws, implementations, past failures."""
+
+
+@main.command()
+@LINE
+@click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="A law, or `all`.")
+@click.option(
+    "--impl", help=f"An implementation: a name, file.py:Class or module:Class [default: {DEFAULT_IMPLEMENTATION}]"
+)
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
+@PROPERTIES
+@click.pass_context
+def check(ctx: click.Context, case: Case, name: str, impl: str | None, target: str, folder: Path | None) -> None:
+    """Rerun one case on one law, and say how far within its budget it stays. Exit status 1 where it does not hold."""
+    laws = [*_laws(folder).values()] if name == "all" else [_law(folder, name)]
+    implementation, target = _chosen(impl or DEFAULT_IMPLEMENTATION, target)
+    ran, passed = False, True
+    for law in laws:
+        reasons = {}
+        for subject in law.subjects(implementation, target):
+            reason = _unfit(law, subject, case, impl)
+            if reason is None:
+                passed &= _examine(law, subject, case)
+                ran = True
+            else:
+                reasons[subject] = reason
+        if len(laws) == 1 and not ran:
+            near = [s for s in reasons if s.dtype == case.dtype] or list(reasons)
+            why = "; ".join(f"{s}: {reasons[s]}" for s in near) or f"it is not about {implementation.name} on {target}"
+            raise Misused(f"{law.name} cannot be asked; {why}")
+    if not ran:
+        raise Misused(f"no law of {len(laws)} takes this case with {implementation.name} on {target}")
+    ctx.exit(0 if passed else 1)
+
+
+def _unfit(law: Law, subject: Subject, case: Case, impl: str | None) -> str | None:
+    if law.of and impl in law.of and subject.implementation.name != impl:
+        return f"--impl is {impl}"
+    return law.excludes(subject, case)
+
+
+def _examine(law: Law, subject: Subject, case: Case) -> bool:
+    from kda.problem import InputError
+    from kda.suite.failure import explain
+    from kda.suite.record import Record
+
+    record, said = Record(law.name, subject.id), list[str]()
+    click.echo(f"law:   {law.name}: {law.sentence}\ncase:  {case}\non:    {subject}")
+    try:
+        law.holds_for(subject, case, record, said=said)
+    except Exception as error:
+        _echo_indented(said)
+        lines = explain(error, Path.cwd()) or [str(error)]
+        _echo_indented(line for line in lines if line not in said and not line.startswith(("law: ", "case: ")))
+        click.secho("refused" if isinstance(error, InputError) else "failed", fg="red", bold=True)
+        return False
+    _echo_indented(said)
+    if record.untrusted:
+        click.secho(
+            "untrusted: the budget exceeds the signal, or nothing was changed; this proves nothing", fg="yellow"
+        )
+    else:
+        click.secho(f"passed, worst ratio {record.worst_ratio:.3g}", fg="green")
+    return True
+
+
+def _echo_indented(lines: Any) -> None:
+    for line in lines:
+        click.echo(f"  {line}")
+
+
+@main.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+def impls(names: tuple[str, ...]) -> None:
+    """List the implementations that are installed (or NAMEs such as file.py:Class), and what each supports."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from kda.implementations import implementation_names
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, leading=1)
+    for heading in ("name", "what it is", "target", "dtypes", "sizes", "limits"):
+        table.add_column(heading, no_wrap=heading in ("name", "target", "dtypes"))
+    for name in names or implementation_names():
+        found = _implementation(name)
+        for target in found.targets():
+            dtypes = found.dtypes(target)
+            support = [found.support(target, dtype) for dtype in dtypes]
+            gates = [(d, s.max_total_gate(d)) for d, s in zip(dtypes, support, strict=True)]
+            bounds = [f"{d} {total:.4g}" for d, total in gates if total < float("inf")]
+            limits = [f"beta <= {support[0].max_beta:g}"]
+            if bounds:
+                limits.append(f"|sum g| per chunk: {', '.join(bounds)}")
+            if not support[0].initial_state:
+                limits.append("no initial state")
+            table.add_row(
+                name, found.summary, target, " ".join(map(str, dtypes)), _sizes_of(support[0]), "; ".join(limits)
+            )
+    Console(highlight=False).print(table)
+
+
+def _sizes_of(support: Support) -> str:
+    if support.tiles is None:
+        return f"any DK <= {support.max_DK}, DV <= {support.max_DV}, C <= {support.max_C}"
+    spans = (
+        f"{axis} {_span({getattr(tile, axis) for tile in support.tiles})}" for axis in ("DK", "DV", "C", "block_DV")
+    )
+    return f"{len(support.tiles)} tiles: {', '.join(spans)}"
+
+
+def _span(values: set[int]) -> str:
+    return f"{min(values)}..{max(values)}" if len(values) > 1 else str(min(values))
+
+
+@main.command()
+@LINE
+def show(case: Case) -> None:
+    """Say what LINE means: its fields, its sizes, the gate domain, and the first values it makes."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("field", "value", "", "meaning"):
+        table.add_column(heading)
+    for row in _fields(case):
+        table.add_row(*row)
+    console.print(table)
+    inputs = case.inputs()
+    chunks, tail = divmod(case.N, case.C)
+    console.print(f"{case.id}: {chunks} full chunks of {case.C} tokens" + (f" and a tail of {tail}" if tail else ""))
+    console.print(_domain(case, inputs.g, inputs.k))
+    console.print("\nfirst values (batch 0, head 0; tokens or key channels down, channels across):")
+    for name, array in inputs.tensors():
+        console.print(f"{name} {list(array.shape)}")
+        for row in _first(name, array):
+            console.print("  " + " ".join(f"{value:>11.5g}" for value in row))
+
+
+_MEANING = {
+    "B": "batch",
+    "N": "tokens",
+    "H": "heads",
+    "DK": "key and gate channels",
+    "DV": "value channels",
+    "C": "chunk length, in tokens",
+    "block_DV": "value channels per program",
+    "dtype": "format of q, k and v",
+    "threads": "threads per program; None: the kernel's own choice",
+    "num_stages": "depth of the software pipeline over chunks",
+    "seed": "shared by all random kinds",
+}
+_AXES = {"B": "batch", "H": "head", "N": "token", "DK": "channel", "DV": "value channel"}
+
+
+def _fields(case: Case) -> Iterator[tuple[str, str, str, str]]:
+    plain = Case()
+    for name in ("B", "N", "H", "DK", "DV", "C", "block_DV", "dtype", "threads", "num_stages", *FIELDS, "seed"):
+        value = getattr(case, name)
+        about = KINDS[name][value.name].about if name in FIELDS else _MEANING[name]
+        yield name, str(value), "default" if value == getattr(plain, name) else "", about
+    for edit in case.edits:
+        yield "edit", str(edit), "", f"{edit.tensor} becomes {edit.value:g} at {_place(edit)}"
+
+
+def _place(edit: Edit) -> str:
+    at = ", ".join(f"{_AXES[axis]} {i}" for axis, i in zip(edit.axes, edit.index, strict=True))
+    return at if "B" in edit.axes else f"{at}, in every batch and head"
+
+
+def _domain(case: Case, g: np.ndarray, k: np.ndarray) -> str:
+    from kda.numerics.domain import DomainError, chunk_gamma, gate_domain
+
+    domain = gate_domain(case.dtype, case.C)
+    try:
+        domain.check(g, float(abs(k).max()))
+    except DomainError as error:
+        return f"outside the gate domain: {error}"
+    deepest = max(0.0, -float(chunk_gamma(g, case.C).min()))
+    return f"inside the gate domain: |sum g| per chunk is at most {deepest:.5g}, {case.dtype} takes {domain.total:.5g}"
+
+
+def _first(name: str, array: np.ndarray, rows: int = 4, columns: int = 6) -> np.ndarray:
+    if name == "beta":
+        return array[0, :columns, :1].T
+    return array[0, 0, :rows, :columns] if name == "initial_state" else array[0, :rows, 0, :columns]
+
+
+@main.group()
+def guard() -> None:
+    """The cases that once failed and are replayed first on every run."""
+
+
+GUARD_FILE = click.option(
+    "--file",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The guard file (default: guard.txt in the folder of the laws).",
+)
+
+
+@guard.command()
+@LINE
+@click.option("--property", "name", required=True, help="The law that the case broke.")
+@click.option("--comment", default="", help="Why it is there.")
+@GUARD_FILE
+@PROPERTIES
+def add(case: Case, name: str, comment: str, path: Path | None, folder: Path | None) -> None:
+    """Keep LINE: it is replayed on every later run."""
+    from kda.suite.guard import GuardError, GuardLine
+    from kda.suite.guard import add as add_line
+
+    law = _law(folder, name)
+    path = path or _folder(folder) / "guard.txt"
+    try:
+        added = add_line(path, GuardLine(case, law.name, comment))
+    except (GuardError, OSError) as error:
+        raise Misused(str(error)) from None
+    click.echo(f"added to {path}" if added else f"already in {path}")
+
+
+@guard.command(name="list")
+@GUARD_FILE
+@PROPERTIES
+def list_(path: Path | None, folder: Path | None) -> None:
+    """List the lines that are kept."""
+    from kda.suite.guard import GuardError, read
+
+    path = path or _folder(folder) / "guard.txt"
+    try:
+        lines = read(path)
+    except GuardError as error:
+        raise Misused(str(error)) from None
+    for line in lines:
+        click.echo(str(line))
+    if not lines:
+        click.echo(f"{path} keeps no case", err=True)
+
+
+def _folder(folder: Path | None) -> Path:
+    import kda
+
+    checkout = Path(kda.__file__).parent.parent / "properties"
+    for candidate in [Path("properties"), checkout] if folder is None else [folder]:
+        if any(candidate.glob("test_*.py")):
+            return candidate
+    if folder is None:
+        raise Misused("there is no ./properties with test_*.py in it; --properties says where the laws are")
+    raise Misused(f"--properties is {folder}, where there is no test_*.py")
+
+
+def _laws(folder: Path | None, room: str | None = None) -> dict[str, Law]:
+    from kda.suite.laws import load_laws
+
+    try:
+        return load_laws(_folder(folder), room)
+    except LookupError as error:
+        raise Misused(str(error)) from None
+
+
+def _law(folder: Path | None, name: str) -> Law:
+    room = name.partition(".")[0]
+    alone = (_folder(folder) / f"test_{room}.py").is_file()
+    laws = _laws(folder, room if alone else None)
+    if name not in laws:
+        rooms = sorted({known.partition(".")[0] for known in laws})
+        expected = f"one of {', '.join(sorted(laws))}" if alone else f"a name that begins with {'., '.join(rooms)}."
+        raise Misused(f"no property is called {name!r}; expected {expected}")
+    return laws[name]
+
+
+def _implementation(name: str) -> Implementation:
+    from kda.implementations import implementation
+
+    try:
+        return implementation(name)
+    except (LookupError, TypeError) as error:
+        raise Misused(str(error)) from None
+
+
+def _chosen(name: str, target: str) -> tuple[Implementation, str]:
+    from kda.implementations import target_of
+
+    found = _implementation(name)
+    try:
+        return found, target_of(found, target)
+    except ValueError as error:
+        raise Misused(str(error)) from None
