@@ -7,7 +7,7 @@ from strategies import cases
 
 @law(cases, min_tokens=2)
 def test_the_future_does_not_change_the_past(subject, case):
-    """Whatever tokens t, t+1, ... hold, o before t keeps its bits.
+    """Whatever the tokens from t on hold, o before t keeps its bits.
 
     A mask off by one lets a later token in; an anchor inside a block lets its gate in, by rounding alone.
     """

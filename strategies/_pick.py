@@ -36,6 +36,11 @@ def _weighted(weights: tuple[tuple[str, int], ...], names: tuple[str, ...] | Non
     return chosen
 
 
+def weighted_names(weights: Mapping[str, int], names: Iterable[str] | None) -> tuple[str, ...]:
+    """The kinds in `weights`, each as often as its weight says, simplest first; only those in `names` if given."""
+    return _weighted(tuple(weights.items()), None if names is None else tuple(names))
+
+
 def pick_name(weights: Mapping[str, int], names: Iterable[str] | None) -> st.SearchStrategy[str]:
     """One of the kinds in `weights`, as often as its weight says, simplest first; only those in `names` if given."""
-    return pick(_weighted(tuple(weights.items()), None if names is None else tuple(names)))
+    return pick(weighted_names(weights, names))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from math import isfinite
 from typing import Any
 
 import torch
 
 from kda.formats import BF16, F16, F32, Format, format_named
 from kda.kernels import compile as compiling
-from kda.numerics.domain import gate_domain
+from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
 
 __all__ = ["BLOCKS_DV", "CHUNKS", "DTYPES", "SHARED_MEMORY", "check_tile", "run_kda_chunk", "shared_memory"]
@@ -18,6 +19,8 @@ DTYPES: tuple[Format, ...] = (F16, BF16, F32)
 CHUNKS = (16, 32, 64)
 BLOCKS_DV = (16, 32, 64, 128)
 MAX_CHANNELS = 128
+#: Programs along the second axis of a CUDA grid, which is B H here.
+MAX_HEADS = 65535
 #: Shared memory that one program may use on an H100 or H200, bytes.
 SHARED_MEMORY = 232448
 
@@ -37,7 +40,11 @@ def shared_memory(tile: Tile, DK: int) -> int:
 
 
 def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
-    """Raise InputError unless the kernel can be compiled for `tile` and `sizes`."""
+    """Raise InputError unless the kernel can be compiled for `tile` and launched on `sizes`."""
+    for name in ("C", "block_DV", "num_stages", "threads"):
+        value = getattr(tile, name)
+        if (isinstance(value, bool) or not isinstance(value, int)) and not (name == "threads" and value is None):
+            raise InputError(f"{name} is {value!r}; expected an int{' or None' if name == 'threads' else ''}")
     if tile.dtype not in DTYPES:
         raise InputError(f"dtype is {tile.dtype.name}; kda_chunk takes {', '.join(d.name for d in DTYPES)}")
     for name, channels in (("DK", sizes.DK), ("DV", sizes.DV)):
@@ -51,30 +58,29 @@ def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
         raise InputError(f"block_DV is {tile.block_DV} and DV is {sizes.DV}; expected a block_DV that divides DV")
     if tile.num_stages not in (0, 1):
         raise InputError(
-            f"num_stages is {tile.num_stages}; expected 0 or 1 (TileLang 0.1.15 cannot pipeline a loop of symbolic length "
-            "deeper, see docs/kernel.md)"
+            f"num_stages is {tile.num_stages}; expected 0 or 1 (TileLang 0.1.15 cannot pipeline a loop of symbolic "
+            "length deeper, see docs/kernel.md)"
         )
     if tile.threads is not None and (tile.threads % 32 or not 32 <= tile.threads <= 1024):
         raise InputError(f"threads is {tile.threads}; expected a multiple of 32 from 32 to 1024")
+    if target == "cuda" and sizes.B * sizes.H > MAX_HEADS:
+        raise InputError(f"B * H is {sizes.B * sizes.H}; expected at most {MAX_HEADS}, the height of a CUDA grid")
     needed = shared_memory(tile, sizes.DK)
     if target == "cuda" and needed > SHARED_MEMORY:
         raise InputError(
-            f"C={tile.C}, block_DV={tile.block_DV}, DK={sizes.DK}, num_stages={tile.num_stages} need {needed} bytes of shared "
-            f"memory; expected at most {SHARED_MEMORY} (a shorter chunk, a narrower block or num_stages=0 needs less)"
+            f"C={tile.C}, block_DV={tile.block_DV}, DK={sizes.DK}, num_stages={tile.num_stages} need {needed} bytes "
+            f"of shared memory; expected at most {SHARED_MEMORY} (shorter chunk, narrower block, num_stages=0)"
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled(tile: Tile, DK: int, DV: int, target: str) -> Any:
     compiling.tilelang()
     from kda.kernels.chunk import kda_chunk
     from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
 
     on: Dialect
-    if target == "c":
-        on = CpuDialect(tile.dtype)
-    else:
-        on = CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
+    on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
     stages = 0 if target == "c" else tile.num_stages
     return compiling.compile_program(lambda: kda_chunk(on, DK, DV, tile.C, tile.block_DV, stages), target)
 
@@ -107,7 +113,8 @@ def run_kda_chunk(
     q, k: `[B, N, H, DK]`, v: `[B, N, H, DV]`, all float16, bfloat16 or float32, one device (CPU or CUDA, which is also
     the target). g: `[B, N, H, DK]`, natural-log gate <= 0, beta: `[B, N, H]` in [0, 2], initial_state: `[B, H, DK, DV]`
     or None for zeros: float32. Inputs may be strided views (they are copied). o and final_state: contiguous buffers to
-    write to; fresh ones otherwise. C, block_DV, threads, num_stages: see `Tile`.
+    write to, which share no memory with another argument; fresh ones otherwise. C, block_DV, threads, num_stages: see
+    `Tile`. The kernel has no backward pass: inputs that require a gradient are refused unless gradients are off.
     check_values: look for values that are not finite, g > 0, beta outside [0, 2] and gates outside the kernel's domain,
     which costs a synchronisation; with False only shapes, types and places are checked.
 
@@ -117,8 +124,7 @@ def run_kda_chunk(
     if initial_state is not None:
         tensors["initial_state"] = initial_state
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        _check_kind(name, tensor)
     sizes = check_shapes({name: tuple(t.shape) for name, t in tensors.items()})
     operand = _check_dtypes(tensors)
     target = _check_devices(tensors)
@@ -126,12 +132,13 @@ def run_kda_chunk(
     check_tile(tile, sizes, target)
     outputs = {"o": (o, q.dtype), "final_state": (final_state, torch.float32)}
     buffers = {name: _buffer(name, given, sizes, dtype, q.device) for name, (given, dtype) in outputs.items()}
+    _check_overlap(buffers, tensors)
     if check_values:
         _check_values(tensors, gate_domain(operand, C))
     if initial_state is None:
         initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
 
-    arguments = [t.contiguous() for t in (q, k, v, g, beta, initial_state)]
+    arguments = [t.detach().contiguous() for t in (q, k, v, g, beta, initial_state)]
     _launch(compiled_kernel(tile, sizes.DK, sizes.DV, target), arguments, buffers["o"], buffers["final_state"], target)
     return buffers["o"], buffers["final_state"]
 
@@ -147,6 +154,18 @@ def _launch(
         o.copy_(widened)
     else:
         kernel(*arguments, o, final_state)
+
+
+def _check_kind(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    if tensor.layout is not torch.strided:
+        raise InputError(f"{name} has layout {_name(tensor.layout)}; expected a dense tensor (pass {name}.to_dense())")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InputError(
+            f"{name} requires a gradient and kda_chunk has no backward pass; expected a tensor without (call it under "
+            f"torch.no_grad(), or pass {name}.detach())"
+        )
 
 
 def _check_dtypes(tensors: dict[str, torch.Tensor]) -> Format:
@@ -171,28 +190,47 @@ def _check_devices(tensors: dict[str, torch.Tensor]) -> str:
     return "cuda" if device.type == "cuda" else "c"
 
 
-def _check_values(tensors: dict[str, torch.Tensor], domain: Any) -> None:
+def _check_overlap(buffers: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
+    # An input that is not contiguous is copied before the launch, so that nothing is written over it in time.
+    others = {name: _extent(t) for name, t in tensors.items() if t.is_contiguous()}
+    for name, buffer in buffers.items():
+        start, stop = _extent(buffer)
+        for other, (low, high) in others.items():
+            if start < high and low < stop:
+                raise InputError(f"{name} shares memory with {other}; expected a buffer of its own to write to")
+        others[name] = (start, stop)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+def _check_values(tensors: dict[str, torch.Tensor], domain: GateDomain) -> None:
+    # The extremes of every tensor in one transfer: one synchronisation, and no mask as large as an input.
+    extremes = torch.stack([end.double() for t in tensors.values() for end in t.detach().aminmax()]).tolist()
+    lowest, highest = dict(zip(tensors, extremes[::2], strict=True)), dict(zip(tensors, extremes[1::2], strict=True))
     for name, tensor in tensors.items():
-        finite = torch.isfinite(tensor)
-        if not finite.all():
-            at = torch.nonzero(~finite)[0].tolist()
-            raise InputError(
-                f"{name} is {tensor[tuple(at)].item()} at {at_words(name, tuple(at))}; every value must be finite"
-            )
+        if not (isfinite(lowest[name]) and isfinite(highest[name])):
+            at, value = _first(name, tensor, ~torch.isfinite(tensor))
+            raise InputError(f"{name} is {value} at {at}; every value must be finite")
     g, beta = tensors["g"], tensors["beta"]
-    if (g > 0).any():
-        at = torch.nonzero(g > 0)[0].tolist()
+    if highest["g"] > 0:
+        at, value = _first("g", g, g > 0)
         raise InputError(
-            f"g is {g[tuple(at)].item():.6g} at {at_words('g', tuple(at))}; the gate is a natural logarithm and must be <= 0 (pass "
-            "log(a), not a)"
+            f"g is {value:.6g} at {at}; the gate is a natural logarithm and must be <= 0 (pass log(a), not a)"
         )
-    outside = (beta < 0) | (beta > 2)
-    if outside.any():
-        at = torch.nonzero(outside)[0].tolist()
-        raise InputError(
-            f"beta is {beta[tuple(at)].item():.6g} at {at_words('beta', tuple(at))}; expected 0 <= beta <= 2"
-        )
-    domain.check(g.double().cpu().numpy(), float(tensors["k"].abs().max()))
+    if lowest["beta"] < 0 or highest["beta"] > 2:
+        at, value = _first("beta", beta, (beta < 0) | (beta > 2))
+        raise InputError(f"beta is {value:.6g} at {at}; expected 0 <= beta <= 2")
+    k_max = max(-lowest["k"], highest["k"])
+    if not domain.surely_holds(lowest["g"], g.shape[1], k_max):
+        domain.check(g.detach().double().cpu().numpy(), k_max)
+
+
+def _first(name: str, tensor: torch.Tensor, wrong: torch.Tensor) -> tuple[str, float]:
+    """The first place that is `wrong`, in words, and the value there."""
+    at = tuple(torch.nonzero(wrong)[0].tolist())
+    return at_words(name, at), tensor[at].item()
 
 
 def _buffer(
@@ -214,5 +252,5 @@ def _buffer(
     return given
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype | torch.layout) -> str:
     return str(dtype).removeprefix("torch.")

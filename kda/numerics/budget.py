@@ -137,7 +137,10 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
-    u, tiny = units.operand, units.tiny
+    # A product that underflows in an accumulator is lost whole: DK of them in M, A_qk, W S and Q S, C in the
+    # substitution, in A_qk V~ and in the state. They are equal where the inputs are, so they do not cancel.
+    lost = units.floor / 2 * (sizes.DK + min(C, sizes.N) + 1)
+    u, tiny = units.operand, units.tiny + lost
     a = np.exp(inputs.g)
     root = sqrt(sizes.DK)
     S = inputs.state()
@@ -182,8 +185,8 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
             # k e^(gamma_C - gamma_r) may be subnormal.
             start *= decay
             squares = start * start
-            E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + units.floor)
-            R += units.state * np.sqrt(squares.sum(-1)) + units.floor * sqrt(sizes.DV)
+            E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + lost)
+            R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
             R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
         bound = q_norms[:, t, :, None] * (E + u * columns + tiny * root) + tiny * (1 + written)
         bound += units.output * np.abs(o[:, t])

@@ -17,7 +17,7 @@ import numpy as np
 from kda.formats import Format
 from kda.problem import InputError, at_words
 
-__all__ = ["DomainError", "GateDomain", "chunk_gamma", "gate_domain"]
+__all__ = ["DomainError", "GateDomain", "chunk_gamma", "gate_domain", "scaled_to", "worst_place"]
 
 
 class DomainError(InputError):
@@ -26,10 +26,10 @@ class DomainError(InputError):
 
 def chunk_gamma(g: np.ndarray, C: int) -> np.ndarray:
     """gamma: g `[B, N, H, DK]` summed from the start of each chunk of C tokens, same shape (article, section 0)."""
-    total = np.cumsum(g, axis=1)
-    starts = np.arange(0, g.shape[1], C)
-    before = np.concatenate([np.zeros_like(g[:, :1]), total[:, starts[1:] - 1]], axis=1)
-    return total - np.repeat(before, C, axis=1)[:, : g.shape[1]]
+    gamma = np.empty_like(g)
+    for start in range(0, g.shape[1], C):  # chunk by chunk: a difference of sums over all tokens would cancel
+        np.cumsum(g[:, start : start + C], axis=1, out=gamma[:, start : start + C])
+    return gamma
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,43 @@ class GateDomain:
         """The strongest constant gate: g >= -per_token for all tokens and channels suffices."""
         return self.total / self.C
 
+    def bound(self, k_max: float = 1.0) -> float:
+        """The largest |gamma| for keys with |k| <= k_max: `total`, less ln(k_max) above 1, and at least 0."""
+        return max(0.0, self.total - log(k_max)) if k_max > 1 else self.total
+
+    def surely_holds(self, g_min: float, N: int, k_max: float = 1.0) -> bool:
+        """Whether N tokens with g >= g_min are inside in any order: a cheap test, sufficient and not necessary."""
+        return -g_min * min(self.C, N) <= self.bound(k_max)
+
     def check(self, g: np.ndarray, k_max: float = 1.0) -> None:
         """Raise DomainError naming the worst batch, token, head and channel where g `[B, N, H, DK]` is outside.
 
-        k_max: the largest |k|; the bound tightens by ln(k_max) above 1.
+        k_max: the largest |k|, see `bound`.
         """
-        bound = self.total - max(0.0, log(k_max)) if k_max > 0 else self.total
-        if -float(g.min()) * min(self.C, g.shape[1]) <= bound:
-            return  # the cheap sufficient test
-        gamma = chunk_gamma(g, self.C)
-        worst = float(-gamma.min())
-        if worst > bound * (1 + 1e-6):
-            at = tuple(int(i) for i in np.unravel_index(int(np.argmin(gamma)), gamma.shape))
+        if self.surely_holds(float(g.min()), g.shape[1], k_max):
+            return
+        bound = self.bound(k_max)
+        at = worst_place(g, self.C)
+        worst = float(-chunk_gamma(g, self.C)[at])
+        if worst > bound * (1 + 1e-6):  # a gate at the edge was rounded to float32, and may be summed there
             raise DomainError(
-                f"g sums to {-worst:.6g} since its chunk of {self.C} tokens began, at {at_words('g', at)}; with {self.dtype} "
-                f"operands and |k| <= {max(1.0, k_max):.4g} it must stay >= {-bound:.6g} (a constant gate: g >= "
-                f"{-bound / self.C:.4g}); use a shorter chunk, a wider format or a bounded gate"
+                f"g sums to {-worst:.6g} since its chunk of {self.C} tokens began, at {at_words('g', at)}; with "
+                f"{self.dtype} operands and |k| <= {max(1.0, k_max):.4g} it must stay >= {-bound:.6g} (a constant "
+                f"gate: g >= {-bound / self.C:.4g}); use a shorter chunk, a wider format or a bounded gate"
             )
 
 
 def gate_domain(dtype: Format, C: int) -> GateDomain:
     """The domain of a kernel that splits the exponent over chunks of C tokens with `dtype` operands."""
     return GateDomain(dtype, C, -log(dtype.min_normal))
+
+
+def worst_place(g: np.ndarray, C: int) -> tuple[int, ...]:
+    """The first batch, token, head and channel where |gamma| of g `[B, N, H, DK]` is largest."""
+    gamma = chunk_gamma(g, C)
+    return tuple(int(i) for i in np.unravel_index(int(np.argmin(gamma)), gamma.shape))
+
+
+def scaled_to(g: np.ndarray, C: int, total: float) -> np.ndarray:
+    """The gate g `[B, N, H, DK]`, not all zero, scaled so that its largest |gamma| over C tokens is `total`."""
+    return g * (total / float(-chunk_gamma(g, C).min()))

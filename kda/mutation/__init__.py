@@ -1,0 +1,1 @@
+"""Known mistakes, planted: what the laws must catch."""
