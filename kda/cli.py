@@ -79,7 +79,7 @@ def check(ctx: click.Context, case: Case, name: str, impl: str | None, target: s
         for subject in law.subjects(implementation, target):
             reason = _unfit(law, subject, case, impl)
             if reason is None:
-                passed &= _examine(law, subject, case)
+                passed &= _examine(law, subject, case, brief=len(laws) > 1)
                 ran = True
             else:
                 reasons[subject] = reason
@@ -98,28 +98,32 @@ def _unfit(law: Law, subject: Subject, case: Case, impl: str | None) -> str | No
     return law.excludes(subject, case)
 
 
-def _examine(law: Law, subject: Subject, case: Case) -> bool:
+def _examine(law: Law, subject: Subject, case: Case, brief: bool) -> bool:
     from kda.problem import InputError
     from kda.suite.failure import explain
     from kda.suite.record import Record
 
     record, said = Record(law.name, subject.id), list[str]()
-    click.echo(f"law:   {law.name}: {law.sentence}\ncase:  {case}\non:    {subject}")
+    heading = f"law:   {law.name}: {law.sentence}\ncase:  {case}\non:    {subject}"
     try:
         law.holds_for(subject, case, record, said=said)
     except Exception as error:
+        click.echo(heading)
         _echo_indented(said)
         lines = explain(error, Path.cwd()) or [str(error)]
         _echo_indented(line for line in lines if line not in said and not line.startswith(("law: ", "case: ")))
         click.secho("refused" if isinstance(error, InputError) else "failed", fg="red", bold=True)
         return False
-    _echo_indented(said)
+    verdict = click.style(f"passed, worst ratio {record.worst_ratio:.3g}", fg="green")
     if record.untrusted:
-        click.secho(
-            "untrusted: the budget exceeds the signal, or nothing was changed; this proves nothing", fg="yellow"
-        )
+        why = "the budget exceeds the signal, or what the law changes changed nothing"
+        verdict = click.style(f"untrusted: {why}", fg="yellow")
+    if brief:
+        click.echo(f"{law.name} on {subject}: {verdict}")
     else:
-        click.secho(f"passed, worst ratio {record.worst_ratio:.3g}", fg="green")
+        click.echo(heading)
+        _echo_indented(said)
+        click.echo(verdict)
     return True
 
 
