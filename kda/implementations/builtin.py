@@ -60,6 +60,7 @@ class ReferenceC(_Reference):
         return Support(dtypes=(dtype,), total_gates={dtype: total}, max_beta=2.0, max_tokens=80)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        inputs.check()
         gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
         return ref_C(inputs, tile.C, min(tile.block_DV, inputs.sizes.DV))
 

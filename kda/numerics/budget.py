@@ -8,7 +8,7 @@ from token to token, it only fades with the gate. docs/tolerances.md derives eve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import log, sqrt
 
 import numpy as np
 
@@ -24,12 +24,14 @@ class Units:
     """The sizes of single errors, relative and absolute.
 
     operand: relative error of a product after its factors were rounded to the operand format. tiny: absolute error of
-    a rounding below the smallest normal number. output: relative error of the last rounding, of o. state: the same for
-    the decay of the carried state over one chunk; floor: the smallest number that its format holds.
+    a rounding below `normal`, the smallest number of full precision. output: relative error of the last rounding, of o.
+    state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
+    hold.
     """
 
     operand: float
     tiny: float
+    normal: float
     output: float
     state: float
     floor: float
@@ -70,8 +72,8 @@ class Judged:
 def _accumulation(inputs: Inputs, C: int, accumulator: Format) -> float:
     """The relative error of one number that went through the accumulators, in units of their roundoff.
 
-    Sums of n terms in any order err by about sqrt(n) roundoffs (Higham and Mary, 2019; n is the worst case): DK terms in
-    M, A_qk, W S and Q S, C terms in the substitution, in A_qk V~ and in the state. An absolute error of gamma is a
+    Sums of n terms in any order err by about sqrt(n) roundoffs (Higham and Mary, 2019; n is the worst case): DK terms
+    in M, A_qk, W S and Q S, C terms in the substitution, in A_qk V~ and in the state. An absolute error of gamma is a
     relative one of e^gamma.
     """
     sizes = inputs.sizes
@@ -103,12 +105,13 @@ def operand_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     """The errors of a kernel with `dtype` operands and float32 accumulators (float64 where dtype is), against exact."""
     accumulator = F64 if dtype is F64 else F32
     accumulated = accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
-    tiny = dtype.min_subnormal / 2
-    gamma = float(-chunk_gamma(inputs.g, C).min()) if inputs.g.any() else 0.0
-    # k e^gamma may be subnormal: an absolute error `tiny`, then multiplied by e^-gamma.
-    split = tiny * exp(min(gamma, 700.0))
     return Units(
-        dtype.unit_roundoff + split + accumulated, tiny, dtype.unit_roundoff, accumulated, accumulator.min_subnormal
+        operand=dtype.unit_roundoff + accumulated,
+        tiny=dtype.min_subnormal / 2,
+        normal=dtype.min_normal,
+        output=dtype.unit_roundoff,
+        state=accumulated,
+        floor=accumulator.min_subnormal,
     )
 
 
@@ -122,13 +125,27 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     accumulator = F64 if dtype is F64 else F32
     delta = accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
     flips = sqrt(2 * dtype.unit_roundoff * delta)
-    return Units(flips + delta, dtype.min_subnormal, 2 * dtype.unit_roundoff, delta, accumulator.min_subnormal)
+    return Units(
+        operand=flips + delta,
+        tiny=dtype.min_subnormal,
+        normal=dtype.min_normal,
+        output=2 * dtype.unit_roundoff,
+        state=delta,
+        floor=accumulator.min_subnormal,
+    )
 
 
 def underflow_units(dtype: Format) -> Units:
-    """The errors of underflow alone: what is left when every rounding of two runs is the same but for a power of two."""
+    """The errors of underflow alone: what is left when two runs round alike, but for a power of two."""
     accumulator = F64 if dtype is F64 else F32
-    return Units(0.0, dtype.min_subnormal, 0.0, 0.0, 2 * accumulator.min_subnormal)
+    return Units(
+        operand=0.0,
+        tiny=dtype.min_subnormal,
+        normal=dtype.min_normal,
+        output=0.0,
+        state=0.0,
+        floor=2 * accumulator.min_subnormal,
+    )
 
 
 def judge(inputs: Inputs, C: int, units: Units) -> Judged:
@@ -137,8 +154,8 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
-    # A product that underflows in an accumulator is lost whole: DK of them in M, A_qk, W S and Q S, C in the
-    # substitution, in A_qk V~ and in the state. They are equal where the inputs are, so they do not cancel.
+    # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~
+    # and in the state. Their errors are equal where the inputs are, so they do not cancel.
     lost = units.floor / 2 * (sizes.DK + min(C, sizes.N) + 1)
     u, tiny = units.operand, units.tiny + lost
     a = np.exp(inputs.g)
@@ -147,6 +164,7 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     E = np.zeros((sizes.B, sizes.H, sizes.DV))  # error of each column of the state, 2-norm over DK
     R = np.zeros((sizes.B, sizes.H, sizes.DK))  # error of each row of the state, 2-norm over DV
     written = np.zeros_like(E)  # sum of |w| since the chunk began
+    amplified = np.zeros_like(E)  # sum of |k e^-gamma|_1 |w| since the chunk began, times `normal`
     o = np.empty((sizes.B, sizes.N, sizes.H, sizes.DV))
     row = np.empty((sizes.B, sizes.N, sizes.H))
 
@@ -156,10 +174,20 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     a_max = a.max(axis=-1)
     v_abs = np.abs(inputs.v)
     k_abs = np.abs(inputs.k)
+    # q e^gamma and k e^gamma where they are subnormal: q_lost `[B, N, H, DK]` meets the state that has not decayed and
+    # k e^-gamma, k_lost k e^-gamma alone. A gate with a deeper gamma is refused by a kernel that splits the exponent.
+    small = np.exp(np.maximum(chunk_gamma(inputs.g, C), log(units.normal)))
+    q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
+    q_lost_norms = np.linalg.norm(q_lost, axis=-1)
+    # In units of `normal`, for e^-gamma overflows nearly in every format.
+    q_lost_max, k_lost_max = q_lost.max(axis=-1) / units.normal, k_lost.max(axis=-1) / units.normal
+    weights = (k_abs * (units.normal / small)).sum(-1)
 
     for t in range(sizes.N):
         if t % C == 0:
-            written[...] = 0.0
+            written[...] = amplified[...] = 0.0
+            at_start = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
+            reached = np.zeros((sizes.B, sizes.H, sizes.DK), dtype=bool)  # the channels that W is not zero in
             start, decay = S.copy(), np.ones((sizes.B, sizes.H, sizes.DK, 1))
         k, beta = inputs.k[:, t], inputs.beta[:, t, :, None]
         k_norm = k_norms[:, t, :, None]
@@ -172,8 +200,14 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
         o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
 
         w_abs = np.abs(w)
+        local = u * (beta * (v_abs[:, t] + k_norm * before) + w_abs)
+        # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
+        reached |= k != 0
+        w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)
+        local += tiny * (1 + beta * (k_norm * root + written)) + w_lost * at_start
+        local += beta * k_lost_max[:, t, :, None] * amplified
         written += w_abs
-        local = u * (beta * (v_abs[:, t] + k_norm * before) + w_abs) + tiny * (1 + root * before)
+        amplified += weights[:, t, :, None] * w_abs
         carried = a_max[:, t, :, None] * E
         row_local = np.sqrt((local * local).sum(-1))
         reach = (beta[..., 0] * k_norm[..., 0]) * np.sqrt((carried * carried).sum(-1)) + row_local
@@ -181,16 +215,22 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
         E = growth[:, t, :, None] * carried + k_norm * local
         columns = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
         if t % C == C - 1 or t == sizes.N - 1:
-            # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are added;
-            # k e^(gamma_C - gamma_r) may be subnormal.
+            # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are
+            # added; k e^(gamma_C - gamma_r) may be subnormal.
             start *= decay
             squares = start * start
             E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + lost)
             R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
             R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
         bound = q_norms[:, t, :, None] * (E + u * columns + tiny * root) + tiny * (1 + written)
+        bound += q_lost_norms[:, t, :, None] * at_start + q_lost_max[:, t, :, None] * amplified
         bound += units.output * np.abs(o[:, t])
         row[:, t] = np.sqrt((bound * bound).sum(-1))
 
     state_row = np.minimum(R, np.sqrt((E * E).sum(-1))[..., None])
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
+
+
+def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
+    """The largest absolute error that rounding x >= 0 can make beyond a relative one."""
+    return np.where(x < units.normal, np.minimum(x, units.tiny), 0.0)
