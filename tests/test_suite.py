@@ -221,6 +221,17 @@ def test_seeds_and_profiles_choose_the_cases(project):
     assert gate == lines("--hypothesis-profile", "gate", "--hypothesis-seed=2")
 
 
+def test_a_failure_is_found_again_at_once_on_another_machine(project, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shared = {"HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "shared")}
+    words = ("-k", "matches", "--hypothesis-profile")
+    assert project.pytest(*words, "dev", impl="Wrong", **shared).status == 1
+    other = Project.make(elsewhere)
+    assert other.pytest(*words, "dev", "--kda-cases", "1", impl="Wrong", **shared).lines("case") == [SMALLEST]
+    assert other.pytest(*words, "gate", "--kda-cases", "1", impl="Wrong", **shared).status == 0  # no database there
+
+
 @pytest.mark.parametrize(("environment", "profile"), [({}, "dev"), ({"CI": "true"}, "gate")])
 def test_the_profile_in_ci_is_gate(project, environment, profile):
     assert f"kda: right on c (f32), profile {profile}" in project.pytest("--collect-only", **environment).text

@@ -201,7 +201,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile, spread workers over GPUs, and read the options; UsageError for one that makes no sense."""
     if config.getoption("--kda-target") != "c":
         _spread_over_gpus()
-    register_profiles(config.rootpath / ".hypothesis" / "examples")
+    # Hypothesis' own variable: a folder that several machines share.
+    storage = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or config.rootpath / ".hypothesis"
+    register_profiles(Path(storage) / "examples")
     profile = config.getoption("--hypothesis-profile", None) or _DEFAULT_PROFILE
     if profile not in PROFILES:
         raise pytest.UsageError(f"--hypothesis-profile is {profile!r}; expected one of {', '.join(PROFILES)}")
