@@ -274,6 +274,7 @@ def test_an_option_that_makes_no_sense_is_one_sentence(project, options, impl, s
         ("gw3", "2,5", 2, "5"),
         ("gw1", "GPU-a,GPU-b", 2, "GPU-b"),
         ("gw1", "7", 1, "7"),
+        ("gw1", "MIG-a,MIG-b", -1, "MIG-b"),
         ("gw1", "", 0, ""),
         ("gw1", None, 0, None),
         ("", "2,5", 2, "2,5"),

@@ -236,19 +236,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _spread_over_gpus() -> None:
-    # The caller's choice of devices is divided, never overruled. CUDA reads the variable once, as it starts; counting
+    # The caller's choice of devices is divided, never overruled. CUDA reads the variable once, as it starts: counting
     # the devices does not start it (torch asks NVML), asking whether it is available would.
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker.startswith("gw"):
         return
-    import torch
-
-    count = torch.cuda.device_count()
-    if count == 0:
-        return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",")[:count] if visible else [str(i) for i in range(count)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
+    if visible is None:
+        import torch
+
+        visible = ",".join(str(i) for i in range(torch.cuda.device_count()))
+    if visible:
+        devices = visible.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(worker[2:]) % len(devices)]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
