@@ -9,13 +9,11 @@ measures the kernel. The table is in docs/tolerances.md.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
 import click
 import hypothesis
 import numpy as np
-from hypothesis.errors import NonInteractiveExampleWarning
 from rich.console import Console
 from rich.table import Table
 
@@ -81,7 +79,6 @@ def measure(subject: Subject, number: int, seed: int) -> Ratios:
 @click.option("--impl", "names", multiple=True, default=["mirror", "ref_C"], show_default=True, metavar="NAME")
 def main(number: int, seed: int, target: str, names: tuple[str, ...]) -> None:
     """Print median, 99th percentile and worst ratio error / budget per operand format."""
-    warnings.simplefilter("ignore", NonInteractiveExampleWarning)
     console = Console(width=120)
     table = Table("subject", "cases", "median", "p99", "worst o", "worst final_state", "budget above signal")
     worst = []
