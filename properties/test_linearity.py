@@ -34,14 +34,14 @@ def test_values_and_states_add_up(subject, case):
 
 @law(cases)
 def test_doubling_values_and_state_doubles_the_outputs(subject, case):
-    """A power of two passes through every rounding: twice v and S_0 is twice o and S_N, up to underflow alone.
+    """A power of two passes through every rounding: twice v and S_0 is twice o and S_N, up to underflow.
 
     Any constant that does not belong (an epsilon, a clamp, a lost accumulator) breaks it.
     """
     inputs = case.inputs()
     twice = scaled(inputs, 2.0)
     got, expected = subject.run(twice, case.tile), subject.run(inputs, case.tile)
-    within(got, plus(expected, expected), subject.judge_underflow(twice, case.tile).budget)
+    within(got, plus(expected, expected), subject.judge_doubling(twice, case.tile).budget)
 
 
 @law(cases, values=("zeros",), states=("none", "zeros"), edits=False)

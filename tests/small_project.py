@@ -97,9 +97,12 @@ class Refuses(Right):
 
 
 class LosesGpu(Right):
+    errors = 0
+
     def misbehave(self, inputs):
         kda.suite.watch.cuda_is_broken = lambda: True
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.errors += 1
+        raise RuntimeError(f"CUDA error: an illegal memory access, number {self.errors}")
 
 
 class Unsteady(Right):

@@ -79,8 +79,8 @@ class Implementation(ABC):
         """Compile what a run of these sizes and this tile needs; by default, nothing."""
         return
 
-    def exact_mirror(self, target: str) -> bool:
-        """Whether its bits are the mirror's on `target`, given the exponential of `exp2`."""
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
+        """Whether its bits are the mirror's on `target` with `dtype` operands, given the exponential of `exp2`."""
         return False
 
     def exp2(self, target: str) -> Exp2 | None:

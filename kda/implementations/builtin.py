@@ -84,7 +84,7 @@ class Mirror(Implementation):
         gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
         return ref_C_fast(inputs, tile.C, tile.block_DV, inputs.dtype)
 
-    def exact_mirror(self, target: str) -> bool:
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
         return True
 
 
@@ -173,9 +173,9 @@ class KdaChunk(TorchImplementation):
             final_state=final_state,
         )
 
-    def exact_mirror(self, target: str) -> bool:
-        # On CUDA the tensor cores add in another order, and products are fused into sums.
-        return target == "c"
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
+        # Tensor cores add in another order; float32 operands do not go through them.
+        return target == "c" or dtype is F32
 
     def exp2(self, target: str) -> Exp2 | None:
         from kda.kernels.exponential import exp2_on

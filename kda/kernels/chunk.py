@@ -45,9 +45,7 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
         O: T.Tensor([B, N, H, DV], on.operand),  # noqa: E741
         S_N: T.Tensor([B, H, DK, DV], ACCUM),
     ):
-        with on.launch(T.ceildiv(DV, block_DV), B * H) as (bv, bbh):
-            bb = bbh // H
-            bh = bbh % H
+        with on.launch(T.ceildiv(DV, block_DV), H, B) as (bv, bh, bb):
             dv0 = bv * block_DV
 
             Q_s = on.shared([C, DK], on.operand)
@@ -58,7 +56,7 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
             Qp_s = on.shared([C, DK], on.operand)  # q e^gamma
             Km_s = on.shared([C, DK], on.operand)  # k e^-gamma
             Kp_s = on.shared([C, DK], on.operand)  # k e^gamma; once M is formed, W; at the end, k e^(gamma_C - gamma)
-            L_s = on.shared([C, C], ACCUM)
+            Lt_s = on.shared([C, C], ACCUM)  # L, transposed
             A_s = on.shared([C, C], on.operand)  # A_qk
             U_s = on.shared([C, block_DV], ACCUM)
             Vt_s = on.shared([C, block_DV], on.operand)  # V~
@@ -111,7 +109,7 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                 # (4) L is strictly lower (j < i), A_qk keeps its diagonal (j <= i): a token sees itself undecayed.
                 on.gemm(Kp_s, Km_s, M_f, transpose_B=True, clear_accum=True)
                 for i, j in on.parallel(C, C):
-                    L_s[i, j] = T.if_then_else(j < i, beta_s[j] * M_f[i, j], 0.0)
+                    Lt_s[j, i] = T.if_then_else(j < i, beta_s[j] * M_f[i, j], 0.0)
 
                 on.gemm(Qp_s, Km_s, A_f, transpose_B=True, clear_accum=True)
                 for i, j in on.parallel(C, C):
@@ -128,9 +126,9 @@ def kda_chunk(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                             for r in on.steps(C):
                                 x[r] = T.Cast(ACCUM, V_s[r, col - DK])
 
-                        for r in on.steps(C):
-                            for j in on.steps(r):
-                                x[r] = x[r] - L_s[r, j] * x[j]
+                        for j in on.steps(C):
+                            for later in on.steps(C - 1 - j):
+                                x[j + 1 + later] = x[j + 1 + later] - Lt_s[j, j + 1 + later] * x[j]
 
                         # (6) beta multiplies the solution, never the right-hand side: A_hat = diag(beta) T, which goes
                         # with L = M beta (column j). Multiplied before, it would be T diag(beta), the other pairing.

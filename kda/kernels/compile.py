@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -70,6 +71,7 @@ def tilelang() -> Any:
     os.environ.setdefault("TILELANG_CACHE_DIR", str(cache_dir() / "tilelang"))
     import tilelang
 
+    logging.getLogger("tilelang").setLevel(logging.ERROR)  # it warns of every kernel that is asked for twice
     return tilelang
 
 
@@ -92,11 +94,14 @@ def resolve_target(target: str) -> Target:
     return target
 
 
-def compile_program(program: Callable[[], Any], target: Target) -> Any:
-    """The compiled kernel of a TileLang program (a function that traces it), from the cache where it is there."""
+def compile_program(program: Callable[[], Any], target: Target, more_flags: tuple[str, ...] = ()) -> Any:
+    """The compiled kernel of a TileLang program (a function that traces it), from the cache where it is there.
+
+    more_flags: for the compiler of the target, beside the usual ones.
+    """
     tl = tilelang()
     traced = program()
-    flags = list(C_FLAGS) if target == "c" else []
+    flags = [*(C_FLAGS if target == "c" else ()), *more_flags]
     passes = {} if target == "c" else dict(CUDA_PASSES)
     identity = [traced.script(show_meta=True), target, flags, passes, tl.__version__]
     if target == "cuda":

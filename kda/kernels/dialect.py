@@ -62,7 +62,7 @@ class Dialect:
         return T.Cast(self.operand, value)
 
     def gemm(self, a: Any, b: Any, acc: Any, **options: Any) -> Any:
-        """acc (+)= a @ b on whole tiles, accumulated in float32."""
+        """Acc (+)= a @ b on whole tiles, accumulated in float32."""
         return T.gemm(a, b, acc, **options)
 
 

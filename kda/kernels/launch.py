@@ -19,8 +19,10 @@ DTYPES: tuple[Format, ...] = (F16, BF16, F32)
 CHUNKS = (16, 32, 64)
 BLOCKS_DV = (16, 32, 64, 128)
 MAX_CHANNELS = 128
-#: Programs along the second axis of a CUDA grid, which is B H here.
-MAX_HEADS = 65535
+#: Programs along the second and third axes of a CUDA grid, which are H and B.
+MAX_GRID = 65535
+#: Bytes to which every buffer must be aligned: the widest load of the kernel.
+ALIGNMENT = 16
 #: Shared memory that one program may use on an H100 or H200, bytes.
 SHARED_MEMORY = 232448
 
@@ -29,13 +31,15 @@ _FORMATS = {dtype: format_named(name) for name, dtype in _TORCH.items()}
 
 
 def shared_memory(tile: Tile, DK: int) -> int:
-    """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/chunk.py, added up."""
+    """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/chunk.py, added up.
+
+    One stage prefetches into the tiles that are there, so that num_stages = 0 and 1 need the same.
+    """
     C, bDV = tile.C, tile.block_DV
     operand = tile.dtype.numpy.itemsize
-    stages = max(1, tile.num_stages + 1 if tile.num_stages else 1)
-    loaded = stages * operand * (2 * C * DK + C * bDV)
+    loaded = operand * (2 * C * DK + C * bDV)
     derived = operand * (3 * C * DK + C * C + C * bDV + DK * bDV)
-    accumulators = 4 * (2 * C * DK + C * C + C * bDV + C * stages)
+    accumulators = 4 * (2 * C * DK + C * C + C * bDV + C)
     return loaded + derived + accumulators
 
 
@@ -63,8 +67,9 @@ def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
         )
     if tile.threads is not None and (tile.threads % 32 or not 32 <= tile.threads <= 1024):
         raise InputError(f"threads is {tile.threads}; expected a multiple of 32 from 32 to 1024")
-    if target == "cuda" and sizes.B * sizes.H > MAX_HEADS:
-        raise InputError(f"B * H is {sizes.B * sizes.H}; expected at most {MAX_HEADS}, the height of a CUDA grid")
+    for axis, size in (("B", sizes.B), ("H", sizes.H)):
+        if target == "cuda" and size > MAX_GRID:
+            raise InputError(f"{axis} is {size}; expected at most {MAX_GRID}, the extent of a CUDA grid")
     needed = shared_memory(tile, sizes.DK)
     if target == "cuda" and needed > SHARED_MEMORY:
         raise InputError(
@@ -82,7 +87,9 @@ def _compiled(tile: Tile, DK: int, DV: int, target: str) -> Any:
     on: Dialect
     on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
     stages = 0 if target == "c" else tile.num_stages
-    return compiling.compile_program(lambda: kda_chunk(on, DK, DV, tile.C, tile.block_DV, stages), target)
+    # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
+    flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else ()
+    return compiling.compile_program(lambda: kda_chunk(on, DK, DV, tile.C, tile.block_DV, stages), target, flags)
 
 
 def compiled_kernel(tile: Tile, DK: int, DV: int, target: str) -> Any:
@@ -138,9 +145,15 @@ def run_kda_chunk(
     if initial_state is None:
         initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
 
-    arguments = [t.detach().contiguous() for t in (q, k, v, g, beta, initial_state)]
+    arguments = [_dense(t.detach()) for t in (q, k, v, g, beta, initial_state)]
     _launch(compiled_kernel(tile, sizes.DK, sizes.DV, target), arguments, buffers["o"], buffers["final_state"], target)
     return buffers["o"], buffers["final_state"]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    # A slice with axes of length 1 counts as contiguous wherever it starts; the kernel loads 16 bytes at a time.
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _launch(
@@ -249,6 +262,10 @@ def _buffer(
         raise InputError(f"{name} is on {given.device}; expected {device}, as q is")
     if not given.is_contiguous():
         raise InputError(f"{name} has strides {given.stride()}; expected a contiguous buffer to write to")
+    if given.data_ptr() % ALIGNMENT:
+        raise InputError(
+            f"{name} starts {given.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}; expected an aligned buffer"
+        )
     return given
 
 

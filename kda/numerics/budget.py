@@ -16,7 +16,7 @@ from kda.formats import F32, F64, Format
 from kda.numerics.domain import chunk_gamma
 from kda.problem import Inputs, Outputs
 
-__all__ = ["Budget", "Judged", "judge", "mirror_units", "operand_units", "underflow_units"]
+__all__ = ["Budget", "Judged", "doubling_units", "judge", "mirror_units", "operand_units"]
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,14 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     )
 
 
-def underflow_units(dtype: Format) -> Units:
-    """The errors of underflow alone: what is left when two runs round alike, but for a power of two."""
+def doubling_units(inputs: Inputs, C: int, dtype: Format) -> Units:
+    """The errors between a run and one whose values are twice as large: every rounding is the same but for underflow.
+
+    In float16 small values do underflow, and the difference can turn a rounding elsewhere the other way: there the two
+    are as far apart as a kernel and its mirror.
+    """
+    if dtype.min_exponent > -100:
+        return mirror_units(inputs, C, dtype)
     accumulator = F64 if dtype is F64 else F32
     return Units(
         operand=0.0,

@@ -27,7 +27,7 @@ from kda.case import Case
 from kda.formats import F64, Format
 from kda.implementations import PLAIN, Implementation, Memory
 from kda.kernels.compile import COUNTS
-from kda.numerics.budget import Budget, Judged, judge, mirror_units, operand_units, underflow_units
+from kda.numerics.budget import Budget, Judged, doubling_units, judge, mirror_units, operand_units
 from kda.numerics.compare import compare, difference
 from kda.problem import Inputs, Outputs, Tile
 from kda.references import ref_C_fast
@@ -65,9 +65,10 @@ class Subject:
         """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
         return judge(inputs, self._window(inputs, tile), operand_units(inputs, self._window(inputs, tile), self.dtype))
 
-    def judge_underflow(self, inputs: Inputs, tile: Tile) -> Judged:
-        """Reference A's outputs, and how far underflow alone may take a kernel from them."""
-        return judge(inputs, self._window(inputs, tile), underflow_units(self.dtype))
+    def judge_doubling(self, inputs: Inputs, tile: Tile) -> Judged:
+        """Reference A's outputs, and how far two runs may differ that round alike but for a power of two."""
+        window = self._window(inputs, tile)
+        return judge(inputs, window, doubling_units(inputs, window, self.dtype))
 
     def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
         """The mirror's outputs, and how far from them another order of additions may end up."""
