@@ -1,11 +1,12 @@
 """The command `kda`: what it prints, and how it ends."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
-from small_project import Project
+from small_project import ROOT, Project
 
 from kda.case import Case
 from kda.cli import main
@@ -244,5 +245,6 @@ def test_reading_a_line_starts_at_once(project):
         f"assert all(CliRunner().invoke(main, words).exit_code == 0 for words in {commands})\n"
         "print([name for name in ('torch', 'tilelang') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
