@@ -86,6 +86,11 @@ def gate(value: float):
     return lambda g: torch.full_like(g, value)
 
 
+def unaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same shape that starts one element into its storage."""
+    return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape)
+
+
 def sparse(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a sparse layout."""
     return tensor.to_sparse()
@@ -221,6 +226,7 @@ TABLE = [
         r"^o has strides .* expected a contiguous buffer",
         o=lambda o: o.transpose(1, 2).contiguous().transpose(1, 2),
     ),
+    bad("o-unaligned", r"^o starts 2 bytes past a multiple of 16; expected aligned", o=unaligned),
     bad(
         "o-is-v",
         r"^o shares memory with v; expected a buffer of its own",
@@ -338,9 +344,10 @@ def test_a_tensor_left_on_the_cpu_is_refused(name: str):
     ("tile", "sizes", "message"),
     [
         (Tile(64, 128, F32), Sizes(1, 64, 1, 128, 128), r"^C=64, block_DV=128, DK=128, .* at most 232448"),
-        (Tile(16, 16, F16), Sizes(256, 1, 256, 16, 16), r"^B \* H is 65536; expected at most 65535"),
+        (Tile(16, 16, F16), Sizes(65536, 1, 1, 16, 16), r"^B is 65536; expected at most 65535"),
+        (Tile(16, 16, F16), Sizes(1, 1, 65536, 16, 16), r"^H is 65536; expected at most 65535"),
     ],
-    ids=["shared-memory", "grid"],
+    ids=["shared-memory", "batches", "heads"],
 )
 def test_a_tile_too_large_for_the_gpu_is_refused(tile: Tile, sizes: Sizes, message: str):
     """What the CPU can run and a GPU cannot is refused by name; from the driver it would be an "invalid argument"."""

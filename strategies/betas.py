@@ -34,7 +34,7 @@ def _kinds(max_beta: float, names: tuple[str, ...] | None) -> tuple[Kind, ...]:
         "uniform": [(0.1, 0.9), (0.0, 1.0), (0.9, 1.0), (0.5, max_beta)],
     }
     # Each name as often as its weight says, its parameters in turn.
-    kinds = []
+    kinds: list[Kind] = []
     for name in weighted_names(_WEIGHTS, names):
         choices = params.get(name, [()])
         kinds.append(Kind(name, choices[sum(k.name == name for k in kinds) % len(choices)]))

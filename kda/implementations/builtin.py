@@ -164,7 +164,12 @@ class KdaChunk(TorchImplementation):
         from kda.kernels.launch import run_kda_chunk
 
         run_kda_chunk(
-            **tensors,
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
+            tensors["g"],
+            tensors["beta"],
+            tensors.get("initial_state"),
             C=tile.C,
             block_DV=tile.block_DV,
             threads=tile.threads,

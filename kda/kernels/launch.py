@@ -264,7 +264,7 @@ def _buffer(
         raise InputError(f"{name} has strides {given.stride()}; expected a contiguous buffer to write to")
     if given.data_ptr() % ALIGNMENT:
         raise InputError(
-            f"{name} starts {given.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}; expected an aligned buffer"
+            f"{name} starts {given.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}; expected aligned"
         )
     return given
 

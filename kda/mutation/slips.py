@@ -98,7 +98,7 @@ SLIPS: dict[str, Slip] = {
     )
 }
 
-#: Not mistakes: what must pass. The other right pairing, and a diagonal of L that a substitution over j < r never reads.
+#: Not mistakes: what must pass. The other right pairing, and a diagonal of L that the substitution never reads.
 HARMLESS: dict[str, Slip] = {
     slip.name: slip
     for slip in (

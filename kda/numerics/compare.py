@@ -40,8 +40,8 @@ class Verdict:
 
     def __str__(self) -> str:
         return (
-            f"{self.tensor}: error {self.error:.3g} in the row, budget {self.budget:.3g}, ratio {self.ratio:.3g}; worst at "
-            f"{at_words(self.tensor, self.index)}: got {self.got:.9g}, expected {self.expected:.9g}"
+            f"{self.tensor}: error {self.error:.3g} in the row, budget {self.budget:.3g}, ratio {self.ratio:.3g}; "
+            f"worst at {at_words(self.tensor, self.index)}: got {self.got:.9g}, expected {self.expected:.9g}"
         )
 
 
@@ -89,7 +89,7 @@ def difference(got: Outputs, expected: Outputs) -> str | None:
         if unequal.any():
             at = tuple(int(i) for i in np.argwhere(unequal)[0])
             return (
-                f"{tensor} differs in {int(unequal.sum())} of {unequal.size} elements; first at {at_words(tensor, at)}: "
-                f"got {mine[at]:.9g}, expected {theirs[at]:.9g}"
+                f"{tensor} differs in {int(unequal.sum())} of {unequal.size} elements; first at "
+                f"{at_words(tensor, at)}: got {mine[at]:.9g}, expected {theirs[at]:.9g}"
             )
     return None

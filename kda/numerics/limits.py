@@ -19,7 +19,8 @@ def deletion_bound(inputs: Inputs) -> Budget:
 
     With D the difference and S the state without deletion,
     D_t = (I - beta k k^T) Diag(a) D_{t-1} - beta k (k . Diag(a) S), so that per value column
-    |D_t| <= max a |D_{t-1}| + beta |k| |k . Diag(a) S|. From a zero state S is of the order of beta, the bound of beta^2.
+    |D_t| <= max a |D_{t-1}| + beta |k| |k . Diag(a) S|. From a zero state S is of the order of beta, the bound of its
+    square.
     """
     sizes = inputs.sizes
     a = np.exp(inputs.g)
