@@ -58,7 +58,8 @@ def ref_B(inputs: Inputs, C: int, *, pairing: Pairing = "diag_beta_T") -> Output
                         M[c, i] = np.dot(Kc[c] * np.exp(gam[c] - gam[i]), Kc[i])
 
                 L = be[:, None] * M if pairing == "T_diag_beta" else be[None, :] * M
-                T = np.linalg.inv(np.eye(length) + L)
+                # Lower triangular, as its inverse; inv leaves rounding errors above, which would let later tokens in.
+                T = np.tril(np.linalg.inv(np.eye(length) + L))
                 A_hat = be[:, None] * T if pairing == "diag_beta_T" else T * be[None, :]
 
                 W = A_hat @ (Kc * np.exp(gam))
@@ -101,7 +102,7 @@ def ref_B_fast(inputs: Inputs, C: int) -> Outputs:
 
         M = np.tril((decayed_k @ Kc[..., None])[..., 0], -1)
         L = be[..., None, :] * M
-        T = np.linalg.inv(np.eye(length) + L)
+        T = np.tril(np.linalg.inv(np.eye(length) + L))
         A_hat = be[..., :, None] * T
 
         W = A_hat @ (Kc * np.exp(gam))
