@@ -147,7 +147,7 @@ def _gemm_float32(a, b, acc, transpose_A=False, transpose_B=False, clear_accum=F
     for i, j in T.Parallel(acc.shape[0], acc.shape[1]):
         if clear_accum:
             acc[i, j] = 0.0
-        for inner in T.serial(a.shape[0] if transpose_A else a.shape[1]):
+        for inner in T.unroll(a.shape[0] if transpose_A else a.shape[1], unroll_factor=2):
             left = a[inner, i] if transpose_A else a[i, inner]
             right = b[j, inner] if transpose_B else b[inner, j]
             acc[i, j] = acc[i, j] + left * right

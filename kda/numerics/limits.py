@@ -97,10 +97,14 @@ def written_bound(inputs: Inputs) -> np.ndarray:
     return np.sqrt((inputs.state() ** 2).sum((-2, -1))) + written.sum(axis=1)
 
 
-def relative_budget(outputs: Outputs, relative: float) -> Budget:
-    """`relative` times each row's own norm; for rows that cancel, times a twentieth of the head's largest row."""
+def relative_budget(inputs: Inputs, outputs: Outputs, relative: float) -> Budget:
+    """`relative` times each row's own norm; for rows that cancel, times a twentieth of what they are made of.
+
+    A row of o is q S: it is made of |q| times the larger of the final state and the largest write beta |v|.
+    """
     o = np.linalg.norm(outputs.o, axis=-1)
     state = np.linalg.norm(outputs.final_state, axis=-1)
-    o = np.maximum(o, o.max(axis=1, keepdims=True) / 20)
-    state = np.maximum(state, state.max(axis=-1, keepdims=True) / 20)
-    return Budget(relative * o, relative * state + relative * sqrt(np.finfo(np.float64).tiny))
+    write = (inputs.beta * np.linalg.norm(inputs.v, axis=-1)).max(axis=1)
+    size = np.maximum(np.linalg.norm(state, axis=-1), write) / 20
+    o = np.maximum(o, np.linalg.norm(inputs.q, axis=-1) * size[:, None])
+    return Budget(relative * o, relative * np.maximum(state, size[..., None]))
