@@ -108,9 +108,9 @@ def main() -> None:
             with torch.no_grad():
                 worst = ratio_on_prefix(run, dtype)
                 sets = [inputs(B, N, H, dtype) for _ in range(COPIES)]
-                rows.append(
-                    (name, dtype, median_ms(lambda i, s=sets, r=run: r(*s[i % COPIES]), arguments.repeats), worst)
-                )
+                ms = median_ms(lambda i, s=sets, r=run: r(*s[i % COPIES]), arguments.repeats)
+                rows.append((name, dtype, ms, worst))
+                print(f"{size} {name} {dtype}: {ms:.3f} ms, worst error / budget {worst:.2f}", flush=True)
         peers = [ms for name, _, ms, _ in rows if name.startswith("fla")]
         for name, dtype, ms, worst in rows:
             over = f"{ms / min(peers):.2f}" if peers else "-"

@@ -46,6 +46,7 @@ def test_match_reference_A(subject, case):
     keys=GAUSS,
     queries=GAUSS,
     values=GAUSS,
+    states=("none", "gauss"),
     edits=False,
 )
 def test_match_reference_A_on_the_articles_ranges(subject, case):
