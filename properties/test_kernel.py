@@ -1,5 +1,6 @@
 """The kernel against the references."""
 
+from kda.numerics.compare import row_errors
 from kda.numerics.lattice import on_lattice, rounded_outputs
 from kda.references import ref_B_fast, ref_C_fast
 from kda.suite.laws import law, meaningful, same_bits, within
@@ -43,6 +44,19 @@ def test_matches_its_mirror(subject, case):
         same_bits(got, mirror.outputs)
     else:
         within(got, mirror.outputs, mirror.budget)
+
+
+@law(cases, needs=lambda subject: subject.implementation.mirrored)
+def test_is_no_farther_from_A_than_its_mirror(subject, case):
+    """On this very case the kernel errs by at most twice what its mirror errs by, up to the order of additions.
+
+    The budget is for any input; the mirror shows what the roundings of this one amount to.
+    """
+    inputs = case.inputs()
+    expected = subject.judge(inputs, case.tile).outputs
+    mirror = subject.judge_mirror(inputs, case.tile)
+    mirrored = row_errors(mirror.outputs, expected)
+    within(subject.run(inputs, case.tile), expected, mirrored + mirrored + mirror.budget)
 
 
 @law(lattice_cases, share=2)

@@ -259,7 +259,7 @@ def test_shrinks_a_full_last_chunk(seed):
 
 
 def test_shrinks_an_outlier_to_one_edit():
-    # Without small integers and bf16: where 4 is an ordinary value, a random background and its seed are as small as an edit.
+    # Without small integers and bf16: where 4 is an ordinary value, a random background is as small as an edit.
     outliers = cases(OURS, F32, values=("ones", "onehot", "gauss"))
     for seed in SEEDS[:6]:
         assert str(smallest(outliers, lambda c: (c.inputs().v == 4).any(), seed)) == "v1,dtype=f32,edits=v:0.0:4.0"

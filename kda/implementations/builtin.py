@@ -135,6 +135,7 @@ class KdaChunk(TorchImplementation):
     name = "kda_chunk"
     summary = "the article's kernel in TileLang (section 4)"
     mirrored = True
+    checks_inputs = True
 
     def targets(self) -> tuple[str, ...]:
         return available_targets()

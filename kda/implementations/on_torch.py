@@ -9,6 +9,7 @@ import torch
 
 from kda.formats import Format
 from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
+from kda.numerics.domain import GateDomain
 from kda.problem import Inputs, Outputs, Tile, at_words
 
 __all__ = ["TorchImplementation"]
@@ -30,11 +31,19 @@ class TorchImplementation(Implementation):
 
     controls_memory = True
 
+    #: Whether the kernel's own launch refuses malformed inputs and gates outside its domain. Where it does not, `run`
+    #: refuses for it: by `Inputs.check`, and by the largest |sum of g| that `support` names.
+    checks_inputs = False
+
     @abstractmethod
     def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
         """Compute into `o` and `final_state`; `tensors` holds q, k, v, g, beta and, where given, initial_state."""
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        if not self.checks_inputs:
+            inputs.check()
+            total = self.support(target, inputs.dtype).max_total_gate(inputs.dtype)
+            GateDomain(inputs.dtype, tile.C, total).check(inputs.g, float(np.abs(inputs.k).max()))
         device = torch.device("cuda" if target == "cuda" else "cpu")
         tensors = {
             name: _tensor(name, array, inputs.dtype if name in ("q", "k", "v") else inputs.gate_dtype, device, memory)

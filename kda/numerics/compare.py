@@ -9,7 +9,7 @@ import numpy as np
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, at_words
 
-__all__ = ["Verdict", "compare", "difference"]
+__all__ = ["Verdict", "compare", "difference", "row_errors"]
 
 #: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
 TRUSTED_ROWS = 0.1
@@ -77,6 +77,13 @@ def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndar
         error=float(rows[worst]),
         budget=float(budget[worst]),
         trusted=bool((budget < signal).sum() > TRUSTED_ROWS * (signal > 0).sum()),
+    )
+
+
+def row_errors(got: Outputs, expected: Outputs) -> Budget:
+    """The 2-norm of the error of each row, as a budget: for laws that allow a multiple of what another run errs by."""
+    return Budget(
+        np.linalg.norm(got.o - expected.o, axis=-1), np.linalg.norm(got.final_state - expected.final_state, axis=-1)
     )
 
 
