@@ -1,0 +1,5 @@
+"""`python -m kda` is `kda`."""
+
+from kda.cli import main
+
+main()
