@@ -267,7 +267,7 @@ GUARD_FILE = click.option(
 
 @guard.command()
 @LINE
-@click.option("--property", "name", required=True, help="The law that the case broke.")
+@click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="The law that the case broke.")
 @click.option("--comment", default="", help="Why it is there.")
 @GUARD_FILE
 @PROPERTIES

@@ -41,6 +41,7 @@ def test_a_failure_is_one_screen_with_all_that_is_needed(project):
         "case",
         "rerun",
         "keep",
+        "guard",
     ]
     assert "error 0.5 in the row" in lines[0]
     assert "within(subject.run(inputs, case.tile)" in lines[1]
@@ -49,6 +50,7 @@ def test_a_failure_is_one_screen_with_all_that_is_needed(project):
         f"case:  {SMALLEST}",
         f"rerun: kda check {SMALLEST} --property small.matches --impl subjects.py:Wrong --target c",
         f"keep:  kda guard add {SMALLEST} --property small.matches",
+        f"guard: {SMALLEST} small.matches",
     ]
     assert "FAILED properties/test_small.py::test_matches[right-c-f32] - o: error 0.5" in result.text
 

@@ -175,13 +175,14 @@ class Law:
             record.cache_hits += COUNTS.cache_hits - before[2]
 
     def notes(self, subject: Subject, line: str) -> list[str]:
-        """What a reader of a failure needs next: the law, the case, how to rerun it and how to keep it."""
+        """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it and as what line."""
         which = f"--property {self.name}"
         return [
             f"law:   {self.name}: {self.sentence}",
             f"case:  {line}",
             f"rerun: kda check {line} {which} {subject.options}",
             f"keep:  kda guard add {line} {which}",
+            f"guard: {line} {self.name}",
         ]
 
 
