@@ -175,7 +175,7 @@ class Law:
             record.cache_hits += COUNTS.cache_hits - before[2]
 
     def notes(self, subject: Subject, line: str) -> list[str]:
-        """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it and as what line."""
+        """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it, as what line."""
         which = f"--property {self.name}"
         return [
             f"law:   {self.name}: {self.sentence}",

@@ -280,8 +280,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per law and subject; one per guard line; one per tile to compile."""
     law: Law | None = getattr(metafunc.function, "kda_law", None)
     if law is not None:
-        subjects = metafunc.config.stash[_PLAN].subjects(law)
-        metafunc.parametrize("subject", subjects, ids=[s.id for s in subjects])
+        plan = metafunc.config.stash[_PLAN]
+        subjects = plan.subjects(law)
+        if subjects:
+            metafunc.parametrize("subject", subjects, ids=[s.id for s in subjects])
+        else:
+            why = f"{law.name} asks for what {plan.implementation.name} on {plan.target} does not have"
+            metafunc.parametrize("subject", [pytest.param(None, marks=pytest.mark.skip(reason=why))], ids=["none"])
     elif {"guarded", "subject"} <= set(metafunc.fixturenames):
         plan = metafunc.config.stash[_PLAN]
         folder = metafunc.definition.path.parent
