@@ -21,7 +21,7 @@ Exp2 = Callable[[np.ndarray], np.ndarray]
 class Memory:
     """How the buffers of one run are laid out.
 
-    strided: q, k, v, g and beta are slices of wider arrays, not contiguous. poison: what the outputs hold before the
+    strided: the inputs are slices of wider arrays, not contiguous. poison: what the outputs hold before the
     run. guard: elements of a known pattern on either side of each output. Whatever the layout, inputs that changed and
     guards that were written to are a `MemoryViolation`.
     """

@@ -69,7 +69,7 @@ class TorchImplementation(Implementation):
 
 def _tensor(name: str, array: np.ndarray, form: Format, device: torch.device, memory: Memory) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array)).to(_TORCH[form.name]).to(device)
-    if not memory.strided or name == "initial_state":
+    if not memory.strided:
         return tensor
     # A slice of a wider array, as a fused projection hands out; what lies between is not a number.
     wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3), float("nan"), dtype=tensor.dtype, device=device)
