@@ -9,45 +9,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from kda.formats import F32, F64, Format
-from kda.numerics.domain import chunk_gamma
 from kda.problem import Inputs, Outputs
 
-__all__ = ["on_lattice", "rounded_outputs"]
+__all__ = ["exact_outputs"]
 
 
-def on_lattice(inputs: Inputs, C: int) -> bool:
-    """Whether a kernel with `inputs.dtype` operands and float32 accumulators must compute `inputs` exactly.
+def exact_outputs(inputs: Inputs, C: int) -> Outputs | None:
+    """What a kernel with chunks of C tokens must compute exactly; None where `inputs` are not certified.
 
-    Holds where every state, every written value w and every output is representable in the operand format, all of them
-    together within the 24 bits of an accumulator, and e^gamma is a power of two up to rounding (exactly one where the
-    operands themselves are float32).
+    The decays are powers of two, and not exp(g): g is ln 2 in float32, a little off. Certified is a case where every
+    state, every written value w and every output is representable in the operand format, all of them together within
+    the 24 bits of an accumulator, and the kernel's float32 e^gamma is a power of two itself at every token. (In 16-bit
+    operands the rounding would make it one, but what is left of it where two of them cancel would not be zero.)
     """
-    exponent = chunk_gamma(inputs.g, C) / np.log(2.0)
-    if np.abs(exponent - np.round(exponent)).max() > 1e-4:
-        return False
-    if inputs.dtype in (F32, F64) and not _float32_powers_are_exact(inputs.g, C):
-        return False
-    halvings = np.exp2(np.round(inputs.g / np.log(2.0)))
+    halvings = np.round(inputs.g / np.log(2.0))
+    if np.abs(inputs.g - halvings * np.log(2.0)).max() > 1e-6 or not _powers_are_exact(inputs, C):
+        return None
+    decay = np.exp2(halvings)
     S = inputs.state()
-    seen = [S.copy()]
+    o = np.empty(inputs.sizes.shape("o"))
+    seen = [S.copy(), inputs.v]
     for t in range(inputs.sizes.N):
-        S *= halvings[:, t, :, :, None]
+        S *= decay[:, t, :, :, None]
         seen.append(S.copy())
         k = inputs.k[:, t]
         w = inputs.beta[:, t, :, None] * (inputs.v[:, t] - (k[:, :, None, :] @ S)[:, :, 0])
         S += k[..., None] * w[:, :, None, :]
-        seen += [S.copy(), w]
-    numbers = np.concatenate([x.ravel() for x in seen] + [inputs.v.ravel()])
+        o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
+        seen += [S.copy(), w, o[:, t]]
+    numbers = np.concatenate([x.ravel() for x in seen])
     numbers = numbers[numbers != 0]
-    if numbers.size == 0:
-        return False
-    return inputs.dtype.holds(numbers) and float(np.abs(numbers).max()) <= 2.0**23 * _lowest_bit(numbers)
-
-
-def rounded_outputs(outputs: Outputs, dtype: Format) -> Outputs:
-    """`outputs` rounded to `dtype`: what must be equal on the lattice."""
-    return Outputs(dtype.round(outputs.o), dtype.round(outputs.final_state))
+    if numbers.size == 0 or not inputs.dtype.holds(numbers):
+        return None
+    return Outputs(o, S) if float(np.abs(numbers).max()) <= 2.0**23 * _lowest_bit(numbers) else None
 
 
 def _lowest_bit(numbers: np.ndarray) -> float:
@@ -57,10 +51,11 @@ def _lowest_bit(numbers: np.ndarray) -> float:
     return float(((whole & -whole).astype(np.float64) * np.exp2(exponent - 53.0)).min())
 
 
-def _float32_powers_are_exact(g: np.ndarray, C: int) -> bool:
+def _powers_are_exact(inputs: Inputs, C: int) -> bool:
+    """Whether gamma log2(e), computed in float32 as the kernel does, is a whole number at every token."""
     log2_e = np.float32(1.4426950408889634)
-    for start in range(0, g.shape[1], C):
-        gamma = np.cumsum(g[:, start : start + C].astype(np.float32), axis=1, dtype=np.float32)
+    for start in range(0, inputs.sizes.N, C):
+        gamma = np.cumsum(inputs.g[:, start : start + C].astype(np.float32), axis=1, dtype=np.float32)
         exponent = gamma * log2_e
         if (exponent != np.round(exponent)).any():
             return False
