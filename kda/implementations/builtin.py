@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from math import inf
 
-import numpy as np
 import torch
 
 from kda.formats import BF16, F16, F32, F64, Format
@@ -60,8 +58,7 @@ class ReferenceC(_Reference):
         return Support(dtypes=(dtype,), total_gates={dtype: total}, max_beta=2.0, max_tokens=80)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        inputs.check()
-        gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
+        gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
         return ref_C(inputs, tile.C, min(tile.block_DV, inputs.sizes.DV))
 
 
@@ -80,8 +77,7 @@ class Mirror(Implementation):
         return _kernel_support(tiles, dtype)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        inputs.check()
-        gate_domain(inputs.dtype, tile.C).check(inputs.g, float(np.abs(inputs.k).max()))
+        gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
         return ref_C_fast(inputs, tile.C, tile.block_DV, inputs.dtype)
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
@@ -117,16 +113,9 @@ CUDA_PALETTE: tuple[tuple[int, int, int, int, int | None, int], ...] = (
 )
 
 
-def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format, max_tokens: int = 160) -> Support:
+def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
     total = gate_domain(dtype, 1).total
-    return Support(
-        dtypes=(dtype,),
-        tiles=tiles,
-        total_gates={dtype: total},
-        max_token_gate=inf,
-        max_beta=2.0,
-        max_tokens=max_tokens,
-    )
+    return Support(dtypes=(dtype,), tiles=tiles, total_gates={dtype: total}, max_beta=2.0, max_tokens=160)
 
 
 class KdaChunk(TorchImplementation):

@@ -14,12 +14,6 @@ from kda.problem import Inputs, Outputs, Tile, at_words
 
 __all__ = ["TorchImplementation"]
 
-_TORCH = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 _GUARD_VALUE = 12345.0
 
 
@@ -41,9 +35,8 @@ class TorchImplementation(Implementation):
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         if not self.checks_inputs:
-            inputs.check()
             total = self.support(target, inputs.dtype).max_total_gate(inputs.dtype)
-            GateDomain(inputs.dtype, tile.C, total).check(inputs.g, float(np.abs(inputs.k).max()))
+            GateDomain(inputs.dtype, tile.C, total).check_inputs(inputs)
         device = torch.device("cuda" if target == "cuda" else "cpu")
         tensors = {
             name: _tensor(name, array, inputs.dtype if name in ("q", "k", "v") else inputs.gate_dtype, device, memory)
@@ -52,7 +45,7 @@ class TorchImplementation(Implementation):
         before = {name: tensor.clone() for name, tensor in tensors.items()} if memory is not PLAIN else {}
         sizes = inputs.sizes
         stores = {
-            name: _Guarded(name, sizes.shape(name), _TORCH[form.name], device, memory)
+            name: _Guarded(name, sizes.shape(name), getattr(torch, form.name), device, memory)
             for name, form in (("o", inputs.dtype), ("final_state", inputs.gate_dtype))
         }
         self.call(tensors, tile, stores["o"].view, stores["final_state"].view)
@@ -68,7 +61,7 @@ class TorchImplementation(Implementation):
 
 
 def _tensor(name: str, array: np.ndarray, form: Format, device: torch.device, memory: Memory) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(_TORCH[form.name]).to(device)
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(getattr(torch, form.name)).to(device)
     if not memory.strided:
         return tensor
     # A slice of a wider array, as a fused projection hands out; what lies between is not a number.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kda.formats import BF16, F16, F32, Format, format_named
+from kda.formats import BF16, F16, F32, Format
 from kda.kernels import compile as compiling
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
@@ -26,8 +26,7 @@ ALIGNMENT = 16
 #: Shared memory that one program may use on an H100 or H200, bytes.
 SHARED_MEMORY = 232448
 
-_TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_FORMATS = {dtype: format_named(name) for name, dtype in _TORCH.items()}
+_FORMATS: dict[torch.dtype, Format] = {getattr(torch, form.name): form for form in DTYPES}
 
 
 def shared_memory(tile: Tile, DK: int) -> int:
@@ -184,7 +183,7 @@ def _check_kind(name: str, tensor: object) -> None:
 def _check_dtypes(tensors: dict[str, torch.Tensor]) -> Format:
     operand = _FORMATS.get(tensors["q"].dtype)
     if operand is None:
-        raise InputError(f"q is {_name(tensors['q'].dtype)}; expected {', '.join(_TORCH)}")
+        raise InputError(f"q is {_name(tensors['q'].dtype)}; expected {', '.join(form.name for form in DTYPES)}")
     for name, tensor in tensors.items():
         expected = tensors["q"].dtype if name in ("q", "k", "v") else torch.float32
         if tensor.dtype is not expected:

@@ -51,73 +51,71 @@ def rewritten(module: ModuleType, function: str, edits: tuple[tuple[str, str], .
     return namespace[function]
 
 
+def _by_name(*slips: Slip) -> dict[str, Slip]:
+    return {slip.name: slip for slip in slips}
+
+
 _BETA_FIRST = (
     ("X = np.concatenate([Kc * Ep, Vc], axis=-1)", "X = be[..., None] * np.concatenate([Kc * Ep, Vc], axis=-1)"),
     ("X = be[..., None] * X", "X = 1 * X"),
 )
 _BETA_C = (("be[..., None, :] * M", "be[..., :, None] * M"),)
 
-SLIPS: dict[str, Slip] = {
-    slip.name: slip
-    for slip in (
-        Slip(
-            "beta-before-solve",
-            "T diag(beta) with L = beta_i M: beta is multiplied into the right-hand side, before the solve",
-            mirror,
-            "ref_C_fast",
-            _BETA_FIRST,
-        ),
-        Slip(
-            "L-of-the-other-pairing",
-            "diag(beta) T with L = beta_c M: L takes beta of its row",
-            mirror,
-            "ref_C_fast",
-            _BETA_C,
-        ),
-        Slip(
-            "A_qk-without-diagonal",
-            "A_qk is masked j < i: no token sees itself",
-            mirror,
-            "ref_C_fast",
-            (("j <= i, A_qk", "j < i, A_qk"),),
-        ),
-        Slip(
-            "L-with-diagonal",
-            "L is masked j <= i where the inverse reads it: beta_r counts twice",
-            chunkwise,
-            "ref_B",
-            (("for i in range(c):", "for i in range(c + 1):"),),
-        ),
-        Slip(
-            "substitution-one-short",
-            "the substitution runs over j < r - 1: each row misses the one just before it",
-            mirror,
-            "ref_C_fast",
-            (("X[..., s + 1 :, :] -= L[..., s + 1 :, s, None]", "X[..., s + 2 :, :] -= L[..., s + 2 :, s, None]"),),
-        ),
-    )
-}
+SLIPS = _by_name(
+    Slip(
+        "beta-before-solve",
+        "T diag(beta) with L = beta_i M: beta is multiplied into the right-hand side, before the solve",
+        mirror,
+        "ref_C_fast",
+        _BETA_FIRST,
+    ),
+    Slip(
+        "L-of-the-other-pairing",
+        "diag(beta) T with L = beta_c M: L takes beta of its row",
+        mirror,
+        "ref_C_fast",
+        _BETA_C,
+    ),
+    Slip(
+        "A_qk-without-diagonal",
+        "A_qk is masked j < i: no token sees itself",
+        mirror,
+        "ref_C_fast",
+        (("j <= i, A_qk", "j < i, A_qk"),),
+    ),
+    Slip(
+        "L-with-diagonal",
+        "L is masked j <= i where the inverse reads it: beta_r counts twice",
+        chunkwise,
+        "ref_B",
+        (("for i in range(c):", "for i in range(c + 1):"),),
+    ),
+    Slip(
+        "substitution-one-short",
+        "the substitution runs over j < r - 1: each row misses the one just before it",
+        mirror,
+        "ref_C_fast",
+        (("X[..., s + 1 :, :] -= L[..., s + 1 :, s, None]", "X[..., s + 2 :, :] -= L[..., s + 2 :, s, None]"),),
+    ),
+)
 
 #: Not mistakes: what must pass. The other right pairing, and a diagonal of L that the substitution never reads.
-HARMLESS: dict[str, Slip] = {
-    slip.name: slip
-    for slip in (
-        Slip(
-            "the-other-right-pairing",
-            "T diag(beta) with L = beta_c M is diag(beta) T with L = beta_i M",
-            mirror,
-            "ref_C_fast",
-            _BETA_FIRST + _BETA_C,
-        ),
-        Slip(
-            "L-with-diagonal-unread",
-            "L is masked j <= i, but a substitution over j < r never reads its diagonal",
-            mirror,
-            "ref_C_fast",
-            (("j < i, be", "j <= i, be"),),
-        ),
-    )
-}
+HARMLESS = _by_name(
+    Slip(
+        "the-other-right-pairing",
+        "T diag(beta) with L = beta_c M is diag(beta) T with L = beta_i M",
+        mirror,
+        "ref_C_fast",
+        _BETA_FIRST + _BETA_C,
+    ),
+    Slip(
+        "L-with-diagonal-unread",
+        "L is masked j <= i, but a substitution over j < r never reads its diagonal",
+        mirror,
+        "ref_C_fast",
+        (("j < i, be", "j <= i, be"),),
+    ),
+)
 
 
 class MistakenMirror(Mirror):

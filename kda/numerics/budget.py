@@ -44,10 +44,6 @@ class Budget:
     o: np.ndarray
     final_state: np.ndarray
 
-    def at_least(self, other: Budget) -> Budget:
-        """The larger of both, row by row."""
-        return Budget(np.maximum(self.o, other.o), np.maximum(self.final_state, other.final_state))
-
     def after(self, token: int) -> Budget:
         """The budget of o from `token` on, and of the final state."""
         return Budget(self.o[:, token:], self.final_state)

@@ -15,7 +15,7 @@ from math import log
 import numpy as np
 
 from kda.formats import Format
-from kda.problem import InputError, at_words
+from kda.problem import InputError, Inputs, at_words
 
 __all__ = ["DomainError", "GateDomain", "chunk_gamma", "gate_domain", "scaled_to", "worst_place"]
 
@@ -69,6 +69,11 @@ class GateDomain:
                 f"{self.dtype} operands and |k| <= {max(1.0, k_max):.4g} it must stay >= {-bound:.6g} (a constant "
                 f"gate: g >= {-bound / self.C:.4g}); use a shorter chunk, a wider format or a bounded gate"
             )
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Raise InputError for malformed `inputs`, and DomainError for gates outside, given their own keys."""
+        inputs.check()
+        self.check(inputs.g, float(np.abs(inputs.k).max()))
 
 
 def gate_domain(dtype: Format, C: int) -> GateDomain:

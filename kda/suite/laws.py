@@ -26,7 +26,6 @@ import numpy as np
 from kda.case import Case
 from kda.formats import F64, Format
 from kda.implementations import PLAIN, Implementation, Memory
-from kda.kernels.compile import COUNTS
 from kda.numerics.budget import Budget, Judged, doubling_units, judge, mirror_units, operand_units
 from kda.numerics.compare import compare, difference
 from kda.problem import Inputs, Outputs, Tile
@@ -63,7 +62,8 @@ class Subject:
 
     def judge(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
-        return judge(inputs, self._window(inputs, tile), operand_units(inputs, self._window(inputs, tile), self.dtype))
+        window = self._window(inputs, tile)
+        return judge(inputs, window, operand_units(inputs, window, self.dtype))
 
     def judge_doubling(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and how far two runs may differ that round alike but for a power of two."""
@@ -151,13 +151,13 @@ class Law:
         __tracebackhide__ = True
         line = str(case)
         notes = self.notes(subject, line)
-        before = (COUNTS.launches, COUNTS.compiles, COUNTS.cache_hits)
         examination = _Examination(line, record, said)
         _examinations.append(examination)
         try:
             if watch is not None:
                 watch.begin("\n".join(notes))
-            self.body(subject, case)
+            with record.counting():
+                self.body(subject, case)
         except Exception as error:
             for note in notes:
                 error.add_note(note)
@@ -170,9 +170,6 @@ class Law:
             _examinations.pop()
             record.cases += 1
             record.untrusted += examination.untrusted
-            record.launches += COUNTS.launches - before[0]
-            record.compiles += COUNTS.compiles - before[1]
-            record.cache_hits += COUNTS.cache_hits - before[2]
 
     def notes(self, subject: Subject, line: str) -> list[str]:
         """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it, as what line."""

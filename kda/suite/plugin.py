@@ -139,13 +139,8 @@ class KdaRun:
     def compiled(self, subject: Subject, work: Any) -> None:
         """Do `work`, which compiles, and record what it cost."""
         record = Record("", subject.id)
-        from kda.kernels.compile import COUNTS
-
-        before = (COUNTS.launches, COUNTS.compiles, COUNTS.cache_hits)
-        work()
-        record.launches = COUNTS.launches - before[0]
-        record.compiles = COUNTS.compiles - before[1]
-        record.cache_hits = COUNTS.cache_hits - before[2]
+        with record.counting():
+            work()
         self.node.user_properties.append(("kda", record.data()))
 
     def _one(self, law: Law, subject: Subject, case: Case, record: Record) -> None:

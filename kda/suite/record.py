@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from kda.kernels.compile import COUNTS
 
 __all__ = ["Record", "Run"]
 
@@ -30,6 +33,16 @@ class Record:
         """Note the ratio of one comparison; one that proves nothing is not kept as the worst."""
         if trusted and ratio >= self.worst_ratio:
             self.worst_ratio, self.worst_case = ratio, line
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add the launches, compiles and cache hits of this process within the block."""
+        before = replace(COUNTS)
+        try:
+            yield
+        finally:
+            for what in ("launches", "compiles", "cache_hits"):
+                setattr(self, what, getattr(self, what) + getattr(COUNTS, what) - getattr(before, what))
 
     def data(self) -> dict[str, Any]:
         """Plain data that survives the way from a worker to the controller."""
