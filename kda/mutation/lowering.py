@@ -2,6 +2,10 @@
 
 The traced program takes 0.05 s and still tells `i + 1 - 1` from `i`; the generated code takes about a second and has
 every such detour simplified away.
+
+Either is of one tile, format and target, and so is what it calls the same. With float32 operands no rounding shows.
+With float16 on a CPU, a rounding before a store does not, for the store converts; with bfloat16 there, no narrowed
+allocation does. Mutants of those operators need a fingerprint of several formats put together.
 """
 
 from __future__ import annotations
