@@ -1,10 +1,18 @@
 """The machine: the same bits every time, every output written, nothing else touched."""
 
+from dataclasses import replace
+
+from kda.formats import F16, F32
 from kda.implementations import Memory
 from kda.suite.laws import law, meaningful, same_bits
-from strategies import cases
+from strategies import cases, far_cases
 
 RUNS = 4
+
+
+def cases_on_few_tiles(support, dtype):
+    """Cases on about a fifth of the palette: each of these tiles is compiled once more."""
+    return cases(replace(support, tiles=support.tiles[:1] + support.tiles[5:10:4]), dtype)
 
 
 def owns_memory(subject):
@@ -15,6 +23,15 @@ def owns_memory(subject):
 def several_formats(subject):
     """Subjects that support more than one operand format."""
     return len(subject.implementation.dtypes(subject.target)) > 1
+
+
+def holds_far_arrays(subject):
+    """GPUs with room for arrays of more than 2^31 elements; one format, since the offsets are the same for all."""
+    if subject.target != "cuda" or subject.dtype != F16 or not subject.implementation.controls_memory:
+        return False
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory > 60e9
 
 
 @law(cases)
@@ -68,3 +85,27 @@ def test_formats_may_alternate_in_one_process(subject, case):
         if dtype != subject.dtype and subject.also_runs(between):
             subject.run(between.inputs(), between.tile)
     same_bits(subject.run(inputs, case.tile), got)
+
+
+def checks_tiles(subject):
+    """Subjects whose indices a compiler can check; one format, since the indices are the same for all."""
+    return subject.dtype == F32 and subject.implementation.checks_tiles(subject.target)
+
+
+@law(cases_on_few_tiles, needs=checks_tiles, share=0.5)
+def test_no_index_leaves_its_tile(subject, case):
+    """Every index into a tile of the kernel stays inside it, as the compiler sees it on a CPU.
+
+    A loop that goes one row too far writes into the next tile, which a lucky layout hides.
+    """
+    inputs = case.inputs()
+    same_bits(subject.run(inputs, case.tile, Memory(check_tiles=True)), subject.run(inputs, case.tile))
+
+
+@law(far_cases, needs=holds_far_arrays)
+def test_offsets_reach_beyond_31_bits(subject, case):
+    """The last sequence of a batch with more than 2^31 elements gives what it gives alone, bit for bit.
+
+    An offset that is computed in 32 bits wraps around: to another sequence, or out of the array.
+    """
+    same_bits(*subject.implementation.last_of_many(case.sizes, case.tile, subject.target))

@@ -5,7 +5,7 @@ case that still has a signal, and none rejects what it drew.
 """
 
 from strategies.betas import betas
-from strategies.cases import cases, edits, lattice_cases
+from strategies.cases import cases, edits, far_cases, lattice_cases
 from strategies.gates import gates
 from strategies.shapes import sizes, tiles, token_counts
 from strategies.states import states
@@ -15,6 +15,7 @@ __all__ = [
     "betas",
     "cases",
     "edits",
+    "far_cases",
     "gates",
     "keys",
     "lattice_cases",

@@ -21,7 +21,7 @@ from strategies.vectors import keys as key_kinds
 from strategies.vectors import queries as query_kinds
 from strategies.vectors import values as value_kinds
 
-__all__ = ["Palette", "Piece", "cases", "edits", "lattice_cases"]
+__all__ = ["Palette", "Piece", "cases", "edits", "far_cases", "lattice_cases"]
 
 #: How a law narrows one tensor: the names of the kinds it wants, or a strategy that draws the kind; None for all.
 Piece: TypeAlias = Sequence[str] | st.SearchStrategy[Kind] | None
@@ -198,3 +198,10 @@ def lattice_cases(
         window=window,
         edits=_LATTICE,
     )
+
+
+def far_cases(support: Support, dtype: Format | None = None) -> st.SearchStrategy[Case]:
+    """The one case whose q, k and v have more than 2^31 elements each; only its sizes and its tile mean anything."""
+    tile = support.tiles[0] if support.tiles else TileChoice(DK=16, DV=16, C=16)
+    case = tile.of(Case(B=8192, H=4, dtype=dtype or support.dtypes[0]))
+    return st.just(case.replace(N=2**31 // (case.B * case.H * tile.DK) + 4))

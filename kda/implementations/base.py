@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
 from kda.formats import Format
 from kda.problem import Inputs, Outputs, Tile
+from kda.source import Source
 from kda.support import Support
 
 __all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation"]
@@ -23,12 +25,14 @@ class Memory:
 
     strided: the inputs are slices of wider arrays, not contiguous. poison: what the outputs hold before the
     run. guard: elements of a known pattern on either side of each output. Whatever the layout, inputs that changed and
-    guards that were written to are a `MemoryViolation`.
+    guards that were written to are a `MemoryViolation`. check_tiles: every index into the implementation's own tiles is
+    checked as well, where it can be (`Implementation.checks_tiles`).
     """
 
     strided: bool = False
     poison: float = float("nan")
     guard: int = 0
+    check_tiles: bool = False
 
 
 PLAIN = Memory()
@@ -75,9 +79,25 @@ class Implementation(ABC):
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         """The outputs for `inputs`. InputError for whatever it does not support, before anything is launched."""
 
+    def sources(self) -> Mapping[str, Source]:
+        """The sources that can be rewritten, by role ("kernel" for the kernel itself); by default, none."""
+        return {}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        """The same implementation on rewritten `modules`, by role; what it ran before stays as it is."""
+        raise NotImplementedError(f"{self.name} names no source that could be rewritten")
+
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
         """Compile what a run of these sizes and this tile needs; by default, nothing."""
         return
+
+    def checks_tiles(self, target: str) -> bool:
+        """Whether `run` honours `Memory.check_tiles` on `target`."""
+        return False
+
+    def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
+        """The code that runs for these sizes and this tile, as its compiler made it; by default, none."""
+        return ""
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         """Whether its bits are the mirror's on `target` with `dtype` operands, given the exponential of `exp2`."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -12,7 +16,8 @@ from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import available_targets
 from kda.numerics.domain import gate_domain
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast
+from kda.references import chunkwise, mirror, ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast
+from kda.source import Source, module_from_source
 from kda.support import Support, TileChoice
 
 __all__ = ["KdaChunk", "Mirror", "ReferenceA", "ReferenceB", "ReferenceC"]
@@ -43,8 +48,18 @@ class ReferenceB(_Reference):
     name = "ref_B"
     summary = "chunkwise, pairwise decays, explicit inverse, float64 (article 3.2)"
 
+    def __init__(self, literal: Any = ref_B) -> None:
+        self.literal = literal
+
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        return ref_B_fast(inputs, tile.C) if inputs.sizes.N > 2 * tile.C else ref_B(inputs, tile.C)
+        long = self.literal is ref_B and inputs.sizes.N > 2 * tile.C
+        return ref_B_fast(inputs, tile.C) if long else self.literal(inputs, tile.C)
+
+    def sources(self) -> Mapping[str, Source]:
+        return {"reference": Source(chunkwise, "ref_B")}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        return ReferenceB(modules["reference"].ref_B)
 
 
 class ReferenceC(_Reference):
@@ -69,6 +84,9 @@ class Mirror(Implementation):
     summary = "ref_C with the kernel's roundings, in NumPy"
     mirrored = True
 
+    def __init__(self, function: Any = ref_C_fast) -> None:
+        self._function = function
+
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
 
@@ -78,7 +96,16 @@ class Mirror(Implementation):
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
-        return ref_C_fast(inputs, tile.C, tile.block_DV, inputs.dtype)
+        return self._function(inputs, tile.C, tile.block_DV, inputs.dtype)
+
+    def sources(self) -> Mapping[str, Source]:
+        return {"kernel": Source(mirror, "ref_C_fast"), "loops": Source(mirror, "ref_C")}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        made = [getattr(module, self.sources()[role].function) for role, module in modules.items()]
+        if len(made) != 1:
+            raise ValueError(f"roles are {', '.join(modules)}; expected one: ref_C_fast or, loop for loop, ref_C")
+        return Mirror(*made)
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         return True
@@ -126,6 +153,11 @@ class KdaChunk(TorchImplementation):
     mirrored = True
     checks_inputs = True
 
+    def __init__(self, program: Any = None, launch: ModuleType | None = None, check_tiles: bool = False) -> None:
+        self._program = program
+        self._own_launch = launch
+        self._check_tiles = check_tiles
+
     def targets(self) -> tuple[str, ...]:
         return available_targets()
 
@@ -145,15 +177,29 @@ class KdaChunk(TorchImplementation):
             )
         return _kernel_support(tiles, dtype)
 
-    def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
-        from kda.kernels.launch import compiled_kernel
+    @property
+    def _launch(self) -> Any:
+        from kda.kernels import launch
 
-        compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target)
+        return self._own_launch or launch
+
+    def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
+        self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)
+
+    def checks_tiles(self, target: str) -> bool:
+        return target == "c"
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        if memory.check_tiles and not self._check_tiles:
+            return KdaChunk(self._program, self._own_launch, check_tiles=True).run(inputs, tile, target, memory)
+        return super().run(inputs, tile, target, memory)
+
+    def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
+        kernel = self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)
+        return str(kernel.get_kernel_source())
 
     def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
-        from kda.kernels.launch import run_kda_chunk
-
-        run_kda_chunk(
+        self._launch.run_kda_chunk(
             tensors["q"],
             tensors["k"],
             tensors["v"],
@@ -166,7 +212,32 @@ class KdaChunk(TorchImplementation):
             num_stages=tile.num_stages,
             o=o,
             final_state=final_state,
+            program=self._program,
+            check_tiles=self._check_tiles,
         )
+
+    def sources(self) -> Mapping[str, Source]:
+        from kda.kernels import chunk, compile, launch  # noqa: A004
+
+        kernel = Source(chunk, "kda_chunk")
+        if self._program is not None:
+            kernel = Source(sys.modules[self._program.__module__], self._program.__name__)
+        return {
+            "kernel": kernel,
+            "launch": Source(launch, "run_kda_chunk"),
+            "compile": Source(compile, "compile_program"),
+        }
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        program = self._program
+        if "kernel" in modules:
+            program = getattr(modules["kernel"], self.sources()["kernel"].function)
+        launch = modules.get("launch")
+        if "compile" in modules:
+            # A launch of its own, which compiles with what was rewritten.
+            launch = launch or module_from_source(self.sources()["launch"].text, "launch", "kda.kernels")
+            launch.compiling = modules["compile"]  # type: ignore[attr-defined]
+        return KdaChunk(program, launch)
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         # Tensor cores add in another order; float32 operands do not go through them.

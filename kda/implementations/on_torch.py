@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from kda.formats import Format
 from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
 from kda.numerics.domain import GateDomain
-from kda.problem import Inputs, Outputs, Tile, at_words
+from kda.problem import Inputs, Outputs, Sizes, Tile, at_words
 
 __all__ = ["TorchImplementation"]
 
@@ -58,6 +59,36 @@ class TorchImplementation(Implementation):
                     f"{tensors[name][at].item():.6g}, was {saved[at].item():.6g}"
                 )
         return Outputs(**{name: store.read() for name, store in stores.items()})
+
+    def last_of_many(self, sizes: Sizes, tile: Tile, target: str, seed: int = 0) -> tuple[Outputs, Outputs]:
+        """The outputs of the last sequence among `sizes.B`, and those of the same sequence alone.
+
+        For sizes whose arrays only the device can hold: the inputs are random and made there.
+        """
+        device = torch.device("cuda" if target == "cuda" else "cpu")
+        random = torch.Generator(device).manual_seed(seed)
+        operand = getattr(torch, tile.dtype.name)
+
+        def made(name: str, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+            whole = torch.empty(sizes.shape(name), dtype=dtype, device=device)
+            return whole.uniform_(low, high, generator=random)
+
+        size = sizes.DK**-0.5
+        tensors = {
+            "q": made("q", -size, size, operand),
+            "k": made("k", -size, size, operand),
+            "v": made("v", -1, 1, operand),
+            "g": made("g", -0.05, 0, torch.float32),
+            "beta": made("beta", 0, 1, torch.float32),
+        }
+        outputs = []
+        for given in (tensors, {name: tensor[-1:] for name, tensor in tensors.items()}):
+            one = replace(sizes, B=len(given["q"]))
+            o = torch.full(one.shape("o"), float("nan"), dtype=operand, device=device)
+            final_state = torch.full(one.shape("final_state"), float("nan"), device=device)
+            self.call(given, tile, o, final_state)
+            outputs.append(Outputs(o[-1:].double().cpu().numpy(), final_state[-1:].double().cpu().numpy()))
+        return outputs[0], outputs[1]
 
 
 def _tensor(name: str, array: np.ndarray, form: Format, device: torch.device, memory: Memory) -> torch.Tensor:

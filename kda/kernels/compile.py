@@ -23,7 +23,7 @@ from filelock import FileLock
 __all__ = ["COUNTS", "Counts", "Target", "available_targets", "cache_dir", "compile_program", "resolve_target"]
 
 #: Compiler flags for the C target. Contraction into fma stays off: the mirror then has the same bits.
-C_FLAGS = ("-O3", "-march=native", "-ffp-contract=off")
+C_FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-ffp-contract=off")
 
 #: Automatic warp specialisation gives wrong results on this kernel (docs/kernel.md).
 CUDA_PASSES = {"tl.disable_warp_specialized": True}

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
 import torch
 
 from kda.formats import BF16, F16, F32, Format
+from kda.kernels import bounds
 from kda.kernels import compile as compiling
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
 
-__all__ = ["BLOCKS_DV", "CHUNKS", "DTYPES", "SHARED_MEMORY", "check_tile", "run_kda_chunk", "shared_memory"]
+__all__ = [
+    "BLOCKS_DV",
+    "CHUNKS",
+    "DTYPES",
+    "SHARED_MEMORY",
+    "Program",
+    "check_tile",
+    "run_kda_chunk",
+    "shared_memory",
+]
+
+#: A function like `kda.kernels.chunk.kda_chunk`: (dialect, DK, DV, C, block_DV, num_stages) to a TileLang program.
+Program = Callable[[Any, int, int, int, int, int], Any]
 
 DTYPES: tuple[Format, ...] = (F16, BF16, F32)
 CHUNKS = (16, 32, 64)
@@ -78,24 +92,27 @@ def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
 
 
 @functools.cache
-def _compiled(tile: Tile, DK: int, DV: int, target: str) -> Any:
+def _compiled(tile: Tile, DK: int, DV: int, target: str, program: Program | None, check_tiles: bool) -> Any:
     compiling.tilelang()
     from kda.kernels.chunk import kda_chunk
     from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
 
+    made = program or kda_chunk
     on: Dialect
     on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
     stages = 0 if target == "c" else tile.num_stages
     # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
-    flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else ()
-    return compiling.compile_program(lambda: kda_chunk(on, DK, DV, tile.C, tile.block_DV, stages), target, flags)
+    flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.FLAGS if check_tiles else ()
+    return compiling.compile_program(lambda: made(on, DK, DV, tile.C, tile.block_DV, stages), target, flags)
 
 
-def compiled_kernel(tile: Tile, DK: int, DV: int, target: str) -> Any:
+def compiled_kernel(
+    tile: Tile, DK: int, DV: int, target: str, program: Program | None = None, check_tiles: bool = False
+) -> Any:
     """The compiled kernel of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel."""
     if target == "c":
         tile = Tile(tile.C, tile.block_DV, tile.dtype)
-    return _compiled(tile, DK, DV, target)
+    return _compiled(tile, DK, DV, target, program, check_tiles)
 
 
 def run_kda_chunk(
@@ -113,6 +130,8 @@ def run_kda_chunk(
     check_values: bool = True,
     o: torch.Tensor | None = None,
     final_state: torch.Tensor | None = None,
+    program: Program | None = None,
+    check_tiles: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """KDA forward by the article's kernel: returns o `[B, N, H, DV]` and the final state `[B, H, DK, DV]`.
 
@@ -123,6 +142,8 @@ def run_kda_chunk(
     `Tile`. The kernel has no backward pass: inputs that require a gradient are refused unless gradients are off.
     check_values: look for values that are not finite, g > 0, beta outside [0, 2] and gates outside the kernel's domain,
     which costs a synchronisation; with False only shapes, types and places are checked.
+    program: an edited copy of `kda.kernels.chunk.kda_chunk` to launch in its place. check_tiles: on a CPU, check every
+    index into the kernel's own tiles (another kernel, and slower); TileError, after the launch, where one is outside.
 
     Raises InputError, before anything is launched, for whatever does not fit, and DomainError for the gates.
     """
@@ -136,6 +157,10 @@ def run_kda_chunk(
     target = _check_devices(tensors)
     tile = Tile(C, block_DV, operand, threads, num_stages)
     check_tile(tile, sizes, target)
+    if check_tiles and target != "c":
+        raise InputError(
+            "check_tiles is True and q is on a GPU; expected CPU tensors, whose tiles a compiler can check"
+        )
     outputs = {"o": (o, q.dtype), "final_state": (final_state, torch.float32)}
     buffers = {name: _buffer(name, given, sizes, dtype, q.device) for name, (given, dtype) in outputs.items()}
     _check_overlap(buffers, tensors)
@@ -145,7 +170,12 @@ def run_kda_chunk(
         initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
 
     arguments = [_dense(t.detach()) for t in (q, k, v, g, beta, initial_state)]
-    _launch(compiled_kernel(tile, sizes.DK, sizes.DV, target), arguments, buffers["o"], buffers["final_state"], target)
+    kernel = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles)
+    bounds.forget()
+    _launch(kernel, arguments, buffers["o"], buffers["final_state"], target)
+    outside = bounds.seen(kernel.get_kernel_source()) if check_tiles else None
+    if outside is not None:
+        raise bounds.TileError(outside)
     return buffers["o"], buffers["final_state"]
 
 

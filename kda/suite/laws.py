@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,19 @@ from kda.problem import Inputs, Outputs, Tile
 from kda.references import ref_C_fast
 from kda.suite.record import Record
 from kda.suite.watch import Watch
-from kda.support import Support
+from kda.support import Support, TileChoice
 
 __all__ = ["LAWS", "Law", "Subject", "bounded", "broken", "law", "meaningful", "same_bits", "within"]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation on a target with a dtype: what a law is about."""
+    """An implementation on a target with a dtype: what a law is about. tiles: these, instead of its whole palette."""
 
     implementation: Implementation
     target: str
     dtype: Format
+    tiles: tuple[TileChoice, ...] | None = None
 
     @property
     def id(self) -> str:
@@ -53,7 +54,8 @@ class Subject:
     @functools.cached_property
     def support(self) -> Support:
         """The cases it can run."""
-        return self.implementation.support(self.target, self.dtype)
+        support = self.implementation.support(self.target, self.dtype)
+        return support if self.tiles is None else replace(support, tiles=self.tiles)
 
     def run(self, inputs: Inputs, tile: Tile, memory: Memory = PLAIN) -> Outputs:
         """The implementation's outputs for `inputs` at `tile`."""

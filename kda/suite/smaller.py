@@ -1,0 +1,68 @@
+"""Making a failing case smaller still: steps that a general shrinker, which knows choices and not tokens, misses.
+
+Hypothesis changes one choice at a time. A failure that needs an old key again has, with one-hot keys, as many tokens as
+there are channels before it comes back; fewer tokens with equal keys are two changes, and here one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kda.case import Case, CaseError
+from kda.kinds import FIELDS
+
+__all__ = ["smaller"]
+
+Step = Callable[..., Case]
+
+_PLAIN = Case()
+
+#: What a case may get for fewer tokens: something to meet at once, something to find in the state, values that differ.
+_INSTEAD_OF_TOKENS = ({"k": "equal"}, {"state": "ones"}, {"v": "gauss"}, {"k": "equal", "v": "gauss"})
+
+
+def smaller(case: Case, fails: Callable[[Case], bool], most: int = 240) -> Case:
+    """A case that `fails`, with no more sequences, tokens, kinds and edits than `case`; at most `most` are tried."""
+    tried = 0
+    again = True
+    while again and tried < most:
+        again = False
+        for step in _steps(case):
+            try:
+                candidate = step(case)
+            except CaseError:  # a kind or an edit names something that is gone
+                continue
+            tried += 1
+            if fails(candidate):
+                case, again = candidate, True
+                break
+            if tried >= most:
+                break
+    return case
+
+
+def _steps(case: Case) -> Iterator[Step]:
+    """Towards simpler cases, the largest steps first."""
+    for axis in ("B", "H"):
+        if getattr(case, axis) > 1:
+            yield lambda case, axis=axis: case.cut(**{axis: 1})
+    for N in _token_counts(case):
+        yield lambda case, N=N: case.cut(N=N)
+        for instead in _INSTEAD_OF_TOKENS:
+            if any(getattr(case, name).name != kind for name, kind in instead.items()):
+                yield lambda case, N=N, instead=instead: case.cut(N=N).replace(**instead)
+    for edit in case.edits:
+        yield lambda case, edit=edit: case.replace(edits=tuple(e for e in case.edits if e != edit))
+    for name in FIELDS:
+        if getattr(case, name) != getattr(_PLAIN, name):
+            yield lambda case, name=name: case.replace(**{name: getattr(_PLAIN, name)})
+    if case.state.name not in ("none", "ones"):
+        yield lambda case: case.replace(state="ones", edits=tuple(e for e in case.edits if e.tensor != "state"))
+    if case.seed:
+        yield lambda case: case.replace(seed=0)
+
+
+def _token_counts(case: Case) -> list[int]:
+    C = case.C
+    borders = {1, 2, 3, 4, C - 1, C, C + 1, C + 2, C + 3, 2 * C - 1, 2 * C, 2 * C + 1, case.N // 2, case.N - 1}
+    return sorted(N for N in borders if 1 <= N < case.N)
