@@ -23,8 +23,8 @@ fixed, dense and seeded are f16. All but fixed run on one tile, on which DK, DV,
 A mutant is a kernel with one mistake: the entries of the catalogue that can be made in the kernel (but for those that
 change nothing), or a sample of those made by rule, some of which may be equivalent: they count as missed by all. Each
 strategy meets each mutant in a process of its own; a process that dies or hangs is a kill, whose cases and seconds are
-not known. Mutants that do not compile are left out. The controls are correct: the original on four tiles and in three
-formats, and the harmless rewrites of the catalogue in two.
+not known. Mutants that do not compile are left out. The controls are correct: the original on several tiles, in three
+formats each.
 
 Seconds are those inside the strategy, until its first failure: drawing, launches and references, without compiling.
 """
@@ -72,7 +72,14 @@ FIXED, DENSE, SEEDED = "fixed shapes", "dense arrays", "seeded arrays"
 #: K = V, as in every test of FLA's; two blocks of value channels.
 SQUARE_TILE = TileChoice(DK=64, DV=64, C=32, block_DV=32)
 
-CONTROL_TILES = (TILE, SQUARE_TILE, TileChoice(DK=64, DV=48, C=16, block_DV=16), TileChoice(DK=32, DV=16, C=32))
+CONTROL_TILES = (
+    TILE,
+    SQUARE_TILE,
+    TileChoice(DK=64, DV=48, C=16, block_DV=16),
+    TileChoice(DK=32, DV=16, C=32),
+    TileChoice(DK=32, DV=32, C=64),
+    TileChoice(DK=16, DV=32, C=16, block_DV=32),
+)
 
 #: Seconds that one process may take with all its searches; a single case that hangs ends it after `CASE_SECONDS`.
 TASK_SECONDS = 3600.0
@@ -353,11 +360,7 @@ class Control:
 def controls() -> list[Control]:
     """Correct kernels."""
     original = Mutant("original", "what the mutants are made of", "kda_chunk")
-    harmless = [entry.mutant("kernel") for entry in CATALOGUE.values() if entry.kernel and entry.harmless]
-    return [
-        *(Control(original, tile, dtype) for tile in CONTROL_TILES for dtype in ("f16", "bf16", "f32")),
-        *(Control(mutant, TILE, dtype) for mutant in harmless for dtype in ("f16", "f32")),
-    ]
+    return [Control(original, tile, dtype) for tile in CONTROL_TILES for dtype in ("f16", "bf16", "f32")][:16]
 
 
 def mutants_of_the_catalogue() -> list[Mutant]:
@@ -397,12 +400,12 @@ def tasks_of(
     for mutant in mutants:
         for key, way in strategies.items():
             named = replace(mutant, name=f"{mutant.name}@{key}")
-            tasks.append(Task(named, "c", way.searches(*way.dtypes), (seed,), way.tile, shrink=False))
+            tasks.append(Task(named, "c", way.searches(*way.dtypes), (seed,), way.tile, shrink=0))
     for control in found:
         for key, way in strategies.items():
             seeds = tuple(range(control_seeds if way.seeded else min(control_seeds, 1)))
             named = replace(control.mutant, name=f"{control.name}@{key}")
-            tasks.append(Task(named, "c", way.searches(control.dtype), seeds, control.tile, shrink=False))
+            tasks.append(Task(named, "c", way.searches(control.dtype), seeds, control.tile, shrink=0))
     return tasks
 
 

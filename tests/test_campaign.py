@@ -366,14 +366,12 @@ def test_a_kernel_of_the_same_code_is_equivalent(rows):
     assert row.fingerprints == original.fingerprints
 
 
-@pytest.mark.xfail(reason="SystemExit passes through the process and the pool", strict=True, raises=SystemExit)
 def test_a_mutant_that_leaves_is_a_kill(fakes):
     rows = run([fakes("Leaves"), fakes("Right")], 2)
     assert rows["Leaves"][0].status == KILLED
     assert rows["Right"][0].status == SURVIVED
 
 
-@pytest.mark.xfail(reason="the time in the queue counts", strict=True)
 def test_seconds_do_not_count_the_time_in_the_queue(fakes):
     ends = []
     tasks = [fakes("StartsSlowly", Search(A, "f32", 2)), fakes("Ends")]
@@ -505,7 +503,7 @@ def test_a_line_says_what_became_of_a_mutant():
         "crashes": [Row("crashes", KILLED, CRASH, None, 1.5, None, "exit status -11")],
     }
     text = printed(rows)
-    assert f"m killed {A} 3 0.375 v1,N=3" in text
+    assert f"m killed {A} 3 0.4 v1,N=3" in text
     assert "gone stale the mask: `A[i]` is nowhere" in text  # no markup
     assert "crashes killed (crashed) 1.5 exit status -11" in text
 
@@ -513,7 +511,7 @@ def test_a_line_says_what_became_of_a_mutant():
 def test_of_several_seeds_the_median_and_the_longest_case():
     made = [*killed("m", 3, 100), *killed("m", 7, law=MIRROR)]
     text = printed({"m": made})
-    assert f"m killed {MIRROR} 7 0.875 v1,N=100" in text
+    assert f"m killed {MIRROR} 7 0.9 v1,N=100" in text
     assert A in text
     assert "cases to kill: median 7, 95th percentile 100, most 100" in text
 
@@ -526,7 +524,6 @@ def test_a_seed_that_sees_nothing_makes_a_survivor():
     assert "killed 0 of 1 that are not equivalent: 0.0%" in text
 
 
-@pytest.mark.xfail(reason="three digits: 1234 cases are said to be 1.23e+03", strict=True)
 def test_many_cases_are_said_in_full():
     text = printed({"m": killed("m", 1234)})
     assert any(line.startswith(f"m killed {A} 1234 ") for line in text)
@@ -568,8 +565,8 @@ def test_mutants_of_the_same_code_count_once():
     rows = made("a", f32="1") | made("b", f32="2") | made("c", f32="1") | made("d", f32="1", f16="3")
     rows |= made("none") | made("neither") | made("same", EQUIVALENT, f32="1")
     kept, doubles = distinct(rows)
-    assert doubles == {"c": "a"}
-    assert kept == {name: rows[name] for name in ("a", "b", "d", "none", "neither", "same")}
+    assert doubles == {"c": "a", "d": "a"}
+    assert kept == {name: rows[name] for name in ("a", "b", "none", "neither", "same")}
 
 
 # Plans
@@ -693,7 +690,7 @@ def test_an_unexplained_survivor_fails_the_command(canned, tmp_path):
     path = tmp_path / "rows.json"
     result = kda("--impl", "mirror", "--only", "beta-twice", "--only", "W-S-added", "--json", str(path))
     assert result.exit_code == 1
-    assert "W-S-added survived 400 1" in said(result)
+    assert "W-S-added survived 400 1.0" in said(result)
     assert "killed 1 of 2 that are not equivalent: 50.0%" in said(result)
     assert [row["status"] for row in json.loads(path.read_text())] == ["killed", "survived"]
 
@@ -805,6 +802,5 @@ def test_a_wrong_word_is_one_sentence(monkeypatch, tmp_path, words, says):
     assert not path.exists()
 
 
-@pytest.mark.xfail(reason="the sentence is the word `kernel`", strict=True)
 def test_an_implementation_without_sources_has_no_catalogue():
     assert "ref_A names no source that could be rewritten" in refused(kda("--impl", "ref_A"))

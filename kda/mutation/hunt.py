@@ -1,7 +1,8 @@
-"""Hunting a planted mistake with a law: how many cases until it is caught, and what is left after shrinking."""
+"""Hunting a mistake with a law: how many cases until it is caught, and what is left after shrinking."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +12,43 @@ from hypothesis import HealthCheck, Phase, given
 from kda.case import Case
 from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
+from kda.suite.smaller import smaller
+from kda.suite.watch import Watch
 
 __all__ = ["Hunt", "hunt"]
 
 
 @dataclass(frozen=True)
 class Hunt:
-    """The outcome: cases up to and including the first failure (None: never caught), and the shrunk case."""
+    """The outcome of one hunt.
+
+    cases: up to and including the first failure, or None where none failed; examined: all, those of shrinking too;
+    case: the shrunk one; said: the first line of its failure; seconds: to the first failure, or to the end.
+    """
 
     cases: int | None
+    examined: int
     case: Case | None
+    said: str
+    seconds: float
 
 
-def hunt(law: Law, subject: Subject, seed: int, most: int = 200, strategy: Any = None) -> Hunt:
+def hunt(
+    law: Law,
+    subject: Subject,
+    seed: int,
+    most: int = 200,
+    strategy: Any = None,
+    watch: Watch | None = None,
+    shrink: bool = True,
+) -> Hunt:
     """Search `most` cases of `law` on `subject` for a failure, from `seed`, and shrink it.
 
-    strategy: of the cases; the law's own where None.
+    strategy: of the cases; the law's own where None. watch: told of every case before it runs.
     """
-    failures: list[tuple[int, Case]] = []
+    failures: list[tuple[int, float, Case, Exception]] = []
     examined = 0
+    started = time.perf_counter()
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -38,7 +57,7 @@ def hunt(law: Law, subject: Subject, seed: int, most: int = 200, strategy: Any =
         deadline=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         verbosity=hypothesis.Verbosity.quiet,
     )
     @given(case=law.cases(subject) if strategy is None else strategy)
@@ -46,13 +65,36 @@ def hunt(law: Law, subject: Subject, seed: int, most: int = 200, strategy: Any =
         nonlocal examined
         examined += 1
         try:
-            law.holds_for(subject, case, Record(law.name, subject.id))
-        except AssertionError:
-            failures.append((examined, case))
+            law.holds_for(subject, case, Record(law.name, subject.id), watch)
+        except Exception as error:
+            failures.append((examined, time.perf_counter() - started, case, error))
             raise
 
     try:
         search()
-    except AssertionError:
-        return Hunt(failures[0][0], failures[-1][1])  # Hypothesis ends by replaying the smallest
-    return Hunt(None, None)
+    except Exception:
+        # Whatever Hypothesis makes of it: a failure that does not repeat (a race) is one as well.
+        if not failures:
+            raise
+    if not failures:
+        return Hunt(None, examined, None, "", time.perf_counter() - started)
+    first, seconds, _, _ = failures[0]
+    # Hypothesis ends by replaying the smallest.
+    _, _, case, error = failures[-1]
+
+    def fails(candidate: Case) -> bool:
+        nonlocal examined, error
+        if law.excludes(subject, candidate) is not None:
+            return False
+        examined += 1
+        try:
+            law.holds_for(subject, candidate, Record(law.name, subject.id), watch)
+        except Exception as raised:
+            error = raised
+            return True
+        return False
+
+    if shrink and strategy is None:
+        case = smaller(case, fails)
+    said = next(iter(str(error).splitlines()), "")
+    return Hunt(first, examined, case, f"{type(error).__name__}: {said}", seconds)

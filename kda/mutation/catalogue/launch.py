@@ -1,0 +1,106 @@
+"""Around the kernel: strides, caches, checks."""
+
+from __future__ import annotations
+
+from kda.mutation.catalogue.mistake import Mistake
+from kda.mutation.rewrite import Edit
+
+__all__ = ["LAUNCH"]
+
+LAUNCH = (
+    Mistake(
+        "strides-assumed",
+        "the launch takes every tensor for contiguous",
+        "FlashInfer #3693, FLA #627, attention-gym #250",
+        launch=(
+            Edit(
+                "the dense copy of a strided tensor",
+                "tensor = tensor.contiguous()",
+                "tensor = tensor if tensor.is_contiguous() else "
+                "tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device='meta').stride())",
+                function="_dense",
+            ),
+        ),
+        law="machine.strided_views_are_as_good_as_contiguous",
+    ),
+    Mistake(
+        "kernel-cached-without-its-dtype",
+        "the cache of compiled kernels does not tell operand formats apart",
+        "FlashInfer #4219, cuLA #43",
+        launch=(
+            Edit(
+                "the cache of compiled kernels",
+                "return _compiled(*_arguments)",
+                "key = (tile.C, tile.block_DV, DK, DV, target)\n"
+                "if key not in BY_SIZE:\n"
+                "    BY_SIZE[key] = _compiled(*_arguments)\n"
+                "return BY_SIZE[key]",
+                function="compiled_kernel",
+            ),
+            Edit("a global", "MAX_CHANNELS = 128", "MAX_CHANNELS = 128\nBY_SIZE = {}", function=""),
+        ),
+        law="machine.formats_may_alternate_in_one_process",
+    ),
+    Mistake(
+        "no-state-is-any-state",
+        "without an initial state the kernel starts from whatever the output buffer held",
+        "tpu-inference #2408, FlashInfer #4219",
+        launch=(
+            Edit(
+                "the state where none was passed",
+                "initial_state = torch.zeros(_a, dtype=_t, device=_d)",
+                "initial_state = buffers['final_state'].clone()",
+            ),
+        ),
+    ),
+    Mistake(
+        "gate-domain-unchecked",
+        "gates outside the domain are computed, in silence",
+        "FlashInfer #5032, attention-gym #337",
+        launch=(
+            Edit(
+                "the check of the gate domain",
+                "if not domain.surely_holds(_g, _n, _k):\n    _check",
+                "",
+                function="_check_values",
+            ),
+        ),
+        law="contract.the_gate_domain_is_tight",
+    ),
+    Mistake(
+        "positive-gate-unchecked",
+        "a gate in linear space is computed as a logarithm",
+        "FlashInfer #2490",
+        launch=(
+            Edit("the check of the sign of the gate", "if highest['g'] > 0:\n    _check", "", function="_check_values"),
+        ),
+        law="contract.one_thing_wrong_is_refused",
+    ),
+    Mistake(
+        "nan-unchecked",
+        "a NaN among the inputs is computed",
+        "FLA #1135 (values that were never meant to be read)",
+        launch=(
+            Edit(
+                "the check for finite values",
+                "if not (isfinite(_l) and isfinite(_h)):\n    _check",
+                "if False:\n    _check",
+                function="_check_values",
+            ),
+        ),
+        law="contract.one_thing_wrong_is_refused",
+    ),
+    Mistake(
+        "shapes-unchecked",
+        "shapes that do not fit each other are launched",
+        "FLA #1106, cuLA #41",
+        launch=(
+            Edit(
+                "the check of the shapes",
+                "sizes = check_shapes(_s)",
+                "sizes = Sizes(*q.shape[:3], q.shape[3], v.shape[3])",
+            ),
+        ),
+        law="contract.one_thing_wrong_is_refused",
+    ),
+)

@@ -1,0 +1,80 @@
+"""Which pairs of tokens L and A_qk keep (article 4.5 (4))."""
+
+from __future__ import annotations
+
+from kda.mutation.catalogue.mistake import Mistake
+from kda.mutation.catalogue.places import WRITES_A, WRITES_L
+from kda.mutation.rewrite import Edit
+
+__all__ = ["MASKS"]
+
+MASKS = (
+    Mistake(
+        "L-with-diagonal",
+        "L is masked j <= i",
+        "article 4.5 (4)",
+        kernel=(Edit("the strict mask on L", "_j < _i", "_j <= _i", WRITES_L),),
+        mirror=(Edit("the strict mask on L", "j < i", "j <= i", "L = _"),),
+        harmless="the substitution reads L[r, j] for j < r alone: row r takes x[j] of earlier rows, never its own",
+    ),
+    Mistake(
+        "L-with-diagonal-where-it-is-read",
+        "L is masked j <= i, and the solve reads the diagonal (in reference B: the explicit inverse does)",
+        "article 4.5 (4)",
+        kernel=(
+            Edit("the strict mask on L", "_j < _i", "_j <= _i", WRITES_L),
+            Edit(
+                "the substitution",
+                "for _l in on.steps(C - 1 - _j):\n    x[_j + 1 + _l] = _x",
+                "for _l in on.steps(C - _j):\n    x[_j + _l] = x[_j + _l] - Lt_s[_j, _j + _l] * x[_j]",
+            ),
+        ),
+        mirror=(
+            Edit("the strict mask on L", "j < i", "j <= i", "L = _"),
+            Edit(
+                "the substitution",
+                "for s in range(last):\n    X[..., s + 1:, :] -= _",
+                "for s in range(length):\n    X[..., s:, :] -= L[..., s:, s, None] * X[..., s, None, :].copy()",
+            ),
+        ),
+        reference=(Edit("the strict mask on M", "range(c)", "range(c + 1)", "for i in range(c):\n    M[c, i] = _"),),
+    ),
+    Mistake(
+        "A_qk-without-diagonal",
+        "A_qk is masked j < i: no token sees itself",
+        "article 4.5 (4)",
+        kernel=(Edit("the mask on A_qk", "_j <= _i", "_j < _i", WRITES_A),),
+        mirror=(Edit("the mask on A_qk", "j <= i", "j < i", "A_qk = np.where(_, _, _)"),),
+    ),
+    Mistake(
+        "both-masks-transposed",
+        "L and A_qk keep their upper triangles",
+        "article 4.5 (4)",
+        kernel=(
+            Edit("the strict mask on L", "_j < _i", "_i < _j", WRITES_L),
+            Edit("the mask on A_qk", "_j <= _i", "_i <= _j", WRITES_A),
+        ),
+        mirror=(
+            Edit("the strict mask on L", "j < i", "i < j", "L = _"),
+            Edit("the mask on A_qk", "j <= i", "i <= j", "A_qk = np.where(_, _, _)"),
+        ),
+        tokens=2,
+    ),
+    Mistake(
+        "A_qk-unmasked",
+        "A_qk keeps the pairs with later tokens",
+        "article 4.5 (4)",
+        kernel=(Edit("the mask on A_qk", "T.if_then_else(_j <= _i, _a, 0.0)", "_a", WRITES_A),),
+        mirror=(Edit("the mask on A_qk", "A_qk = np.where(_m, _a, _)", "A_qk = _a"),),
+        tokens=2,
+    ),
+    Mistake(
+        "A_qk-one-token-ahead",
+        "A_qk is masked j <= i + 1: each token sees the next one",
+        "FLA #1240 (a past output depends on the future)",
+        kernel=(Edit("the mask on A_qk", "_j <= _i", "_j <= _i + 1", WRITES_A),),
+        mirror=(Edit("the mask on A_qk", "j <= i", "j <= i + 1", "A_qk = np.where(_, _, _)"),),
+        law="time.the_future_does_not_change_the_past",
+        tokens=2,
+    ),
+)
