@@ -60,9 +60,8 @@ HIDING: dict[str, Hiding] = {
     "one batch and one head": Hiding("both indices are 0", support={"max_batch": 1, "max_heads": 1}),
     "one block of value channels": Hiding("the first block is the only one", tile=TileChoice(48, 32, 16, 32)),
     "DK = DV": Hiding("either number may be taken for the other", tile=TileChoice(32, 32, 16, 16)),
-    "a sequence cut and carried on": Hiding(
-        "what is written and read in the same wrong layout comes out right",
-        law="time.a_sequence_may_be_cut_and_carried_on",
+    "prefixes alone": Hiding(
+        "a state that is read in the wrong layout is so for every prefix alike", law="time.a_prefix_is_computed_alike"
     ),
     "the budget of reference A": Hiding(
         "lost precision hides in a budget that allows for the operands' own rounding", law="kernel.matches_reference_A"

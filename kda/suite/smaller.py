@@ -7,6 +7,7 @@ there are channels before it comes back; fewer tokens with equal keys are two ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from kda.case import Case, CaseError
 from kda.kinds import FIELDS
@@ -18,7 +19,13 @@ Step = Callable[..., Case]
 _PLAIN = Case()
 
 #: What a case may get for fewer tokens: something to meet at once, something to find in the state, values that differ.
-_INSTEAD_OF_TOKENS = ({"k": "equal"}, {"state": "ones"}, {"v": "gauss"}, {"k": "equal", "v": "gauss"})
+_INSTEAD_OF_TOKENS = (
+    {"k": "equal"},
+    {"state": "ones"},
+    {"state": "gauss"},
+    {"v": "gauss"},
+    {"k": "equal", "v": "gauss"},
+)
 
 
 def smaller(case: Case, fails: Callable[[Case], bool], most: int = 240) -> Case:
@@ -47,10 +54,10 @@ def _steps(case: Case) -> Iterator[Step]:
         if getattr(case, axis) > 1:
             yield lambda case, axis=axis: case.cut(**{axis: 1})
     for N in _token_counts(case):
-        yield lambda case, N=N: case.cut(N=N)
+        yield lambda case, N=N: _shorter(case, N)
         for instead in _INSTEAD_OF_TOKENS:
             if any(getattr(case, name).name != kind for name, kind in instead.items()):
-                yield lambda case, N=N, instead=instead: case.cut(N=N).replace(**instead)
+                yield lambda case, N=N, instead=instead: _shorter(case, N).replace(**instead)
     for edit in case.edits:
         yield lambda case, edit=edit: case.replace(edits=tuple(e for e in case.edits if e != edit))
     for name in FIELDS:
@@ -60,6 +67,18 @@ def _steps(case: Case) -> Iterator[Step]:
         yield lambda case: case.replace(state="ones", edits=tuple(e for e in case.edits if e.tensor != "state"))
     if case.seed:
         yield lambda case: case.replace(seed=0)
+
+
+def _shorter(case: Case, N: int) -> Case:
+    """The first N tokens; an edit of a later one moves to the last."""
+    edits = [
+        replace(
+            edit,
+            index=tuple(min(i, N - 1) if axis == "N" else i for axis, i in zip(edit.axes, edit.index, strict=True)),
+        )
+        for edit in case.edits
+    ]
+    return case.replace(edits=()).cut(N=N).replace(edits=tuple(dict.fromkeys(edits)))
 
 
 def _token_counts(case: Case) -> list[int]:

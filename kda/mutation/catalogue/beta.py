@@ -62,8 +62,8 @@ BETA = (
                 "X = np.concatenate([X[..., :sizes.DK], be[..., None] * X[..., sizes.DK:]], axis=-1)",
             ),
         ),
-        tokens=3,
         hidden_by=("equal betas",),
+        tokens=2,
     ),
     Mistake(
         "beta-twice",
@@ -78,7 +78,7 @@ BETA = (
         "article 3.2",
         kernel=(Edit("beta in L", "beta_s[_j] * M_f[_i, _j]", "M_f[_i, _j]", WRITES_L),),
         mirror=(Edit("beta in L", "be[..., None, :] * M", "M"),),
-        tokens=2,
+        tokens=3,
     ),
     Mistake(
         "beta-dropped-from-W",
@@ -92,6 +92,7 @@ BETA = (
                 "X = np.concatenate([X[..., :sizes.DK], be[..., None] * X[..., sizes.DK:]], axis=-1)",
             ),
         ),
+        tokens=2,
     ),
     Mistake(
         "beta-dropped-from-U",
@@ -105,6 +106,7 @@ BETA = (
                 "X = np.concatenate([be[..., None] * X[..., :sizes.DK], X[..., sizes.DK:]], axis=-1)",
             ),
         ),
+        tokens=2,
     ),
     Mistake(
         "the-other-right-pairing",

@@ -219,6 +219,7 @@ DECAYS = (
             ),
         ),
         hidden_by=("a shared gate",),
+        tokens=2,
     ),
     Mistake(
         "gate-of-one-channel",

@@ -75,8 +75,8 @@ INDICES = (
                 "at = b * sizes.B + h\nS = inputs.state()[at // sizes.H % sizes.B, at % sizes.H, :, dv].astype(accum)",
             ),
         ),
-        members=3,
         hidden_by=("one batch",),
+        members=2,
     ),
     Mistake(
         "tokens-read-head-first",
@@ -201,7 +201,6 @@ INDICES = (
             ),
         ),
         hidden_by=("full chunks alone",),
-        members=2,
     ),
     Mistake(
         "last-row-written-by-padding",
@@ -250,6 +249,7 @@ INDICES = (
         ),
         law="machine.inputs_stay_untouched",
         targets=("c",),  # on CUDA the value-channel blocks race for G
+        tokens=2,
     ),
     Mistake(
         "scale-applied",

@@ -22,6 +22,7 @@ LAUNCH = (
             ),
         ),
         law="machine.strided_views_are_as_good_as_contiguous",
+        members=2,
     ),
     Mistake(
         "kernel-cached-without-its-dtype",

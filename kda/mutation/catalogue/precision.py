@@ -17,8 +17,8 @@ PRECISION = (
         mirror=(Edit("L", "L = np.where(_m, _l, _z)", "L = op(np.where(_m, _l, _z))"),),
         law=MIRROR,
         dtype="f16",
-        tokens=3,
         hidden_by=("the budget of reference A",),
+        tokens=2,
     ),
     Mistake(
         "e-gamma-in-operand-precision",
@@ -28,7 +28,6 @@ PRECISION = (
         mirror=(Edit("e^gamma", "Ep = exp(gam)", "Ep = op(exp(gam))"),),
         law=MIRROR,
         dtype="f16",
-        hidden_by=("the budget of reference A",),
     ),
     Mistake(
         "e-minus-gamma-in-operand-precision",
@@ -39,6 +38,7 @@ PRECISION = (
         law=MIRROR,
         dtype="f16",
         hidden_by=("the budget of reference A",),
+        tokens=2,
     ),
     Mistake(
         "gamma-in-operand-precision",
@@ -94,7 +94,6 @@ PRECISION = (
         mirror=(Edit("the decay of the state", "Ep[..., last, :, None] * S", "op(Ep[..., last, :, None]) * S"),),
         law=MIRROR,
         dtype="f16",
-        hidden_by=("the budget of reference A",),
     ),
     Mistake(
         "state-in-operand-precision",
@@ -120,6 +119,7 @@ PRECISION = (
         law=MIRROR,
         dtype="f16",
         hidden_by=("the budget of reference A",),
+        tokens=2,
     ),
     Mistake(
         "beta-in-operand-precision",
@@ -146,5 +146,6 @@ PRECISION = (
         law=MIRROR,
         dtype="f16",
         hidden_by=("the budget of reference A",),
+        tokens=2,
     ),
 )

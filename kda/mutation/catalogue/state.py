@@ -482,6 +482,6 @@ STATE = (
                 "S.astype(np.float64).swapaxes(-1, -2).reshape(sizes.B, sizes.H, sizes.DK, sizes.DV)",
             ),
         ),
-        hidden_by=("a sequence cut and carried on",),
+        hidden_by=("prefixes alone",),
     ),
 )
