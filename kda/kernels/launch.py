@@ -102,7 +102,7 @@ def _compiled(tile: Tile, DK: int, DV: int, target: str, program: Program | None
     on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
     stages = 0 if target == "c" else tile.num_stages
     # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
-    flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.FLAGS if check_tiles else ()
+    flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.flags() if check_tiles else ()
     return compiling.compile_program(lambda: made(on, DK, DV, tile.C, tile.block_DV, stages), target, flags)
 
 

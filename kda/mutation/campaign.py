@@ -102,9 +102,9 @@ def searches_of_everything() -> tuple[Search, ...]:
     first = ("kernel.matches_reference_A", "kernel.is_exact_on_the_lattice", "kernel.matches_its_mirror")
     early = [Search(law, dtype, 200) for dtype in ("f32", "f16", "bf16") for law in first]
     early.insert(len(first), Search("machine.no_index_leaves_its_tile", "f32", 40))
-    late = [Search(law, dtype, 40) for law in sorted(laws()) for dtype in ("f32", "f16") if law not in first]
+    late = [Search(law, dtype, 25) for law in sorted(laws()) for dtype in ("f32", "f16") if law not in first]
     # What no law has seen by now may be a matter of rare inputs: the mirror is the sharpest.
-    deep = [Search("kernel.matches_its_mirror", dtype, 1000) for dtype in ("f32", "f16")]
+    deep = [Search("kernel.matches_its_mirror", dtype, 500) for dtype in ("f32", "f16")]
     return (*early, *late, *deep)
 
 

@@ -2,5 +2,29 @@
 
 __all__ = ["REVIEWED"]
 
+_GUARDED = "TileLang guards every global access by the shape of its tensor, and reads zero beyond it"
+_DIAGONAL = "the substitution reads L[r, j] for j < r alone"
+
 #: By implementation, then by the name of the mutant.
-REVIEWED: dict[str, dict[str, str]] = {"kda_chunk": {}, "mirror": {}}
+REVIEWED: dict[str, dict[str, str]] = {
+    "kda_chunk": {
+        "relational-boundary/if-O/s0+r-lt-N..s0+r-le-N": _GUARDED,
+        "relational-boundary/beta_s/s0+r-lt-N..s0+r-le-N": _GUARDED,
+        "relational-boundary/x/s0+r-lt-N..s0+r-le-N": _GUARDED,
+        "sign/beta_s/s0+r..s0-r": _GUARDED,
+        "sign/x/s0+r..s0-r": _GUARDED,
+        "relational-boundary/Lt_s/j-lt-i..j-le-i": _DIAGONAL,
+        "range-off-by-one/for-i-j-Lt_s/C..C-1-2": "no row is below column C - 1 of L: it is never read",
+        "range-off-by-one/for-j-x/C..C-1": "no row is below the last: its step changes nothing",
+        "range-off-by-one/for-j-x/C..C+1": "no row is below the last: the added step is an empty loop",
+        "range-off-by-one/for-part-d/ceildiv.DK..ceildiv.DK+1": "the added part has no channel: d < DK is false in it",
+        "range-off-by-one/for-part-col/ceildiv.columns..ceildiv.columns+1": (
+            "the added part has no column: col < columns is false in it"
+        ),
+        "range-off-by-one/launch/ceildiv.DV..ceildiv.DV+1": f"the added program has no value channel: {_GUARDED}",
+        "range-off-by-one/for-i_s-s0/ceildiv.N..ceildiv.N+1": (
+            "a chunk of padding alone changes nothing: k = v = beta = g = 0, and its rows of o are past N"
+        ),
+    },
+    "mirror": {},
+}

@@ -62,6 +62,7 @@ PRECISION = (
         ),
         law=MIRROR,
         dtype="f16",
+        tokens=3,
     ),
     Mistake(
         "solve-in-operand-precision",
