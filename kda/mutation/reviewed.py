@@ -3,7 +3,8 @@
 __all__ = ["REVIEWED"]
 
 _GUARDED = "TileLang guards every global access by the shape of its tensor, and reads zero beyond it"
-_DIAGONAL = "the substitution reads L[r, j] for j < r alone"
+_LOWER = "the substitution reads L[r, j] for j < r alone"
+_PADDING = "the k and v of rows past N are zero: their beta multiplies nothing"
 
 #: By implementation, then by the name of the mutant.
 REVIEWED: dict[str, dict[str, str]] = {
@@ -12,9 +13,18 @@ REVIEWED: dict[str, dict[str, str]] = {
         "relational-boundary/beta_s/s0+r-lt-N..s0+r-le-N": _GUARDED,
         "relational-boundary/x/s0+r-lt-N..s0+r-le-N": _GUARDED,
         "sign/beta_s/s0+r..s0-r": _GUARDED,
+        "term-dropped/beta_s/s0+r..s0": _GUARDED,
+        "term-dropped/beta_s/s0+r..r": _GUARDED,
+        "constant/beta_s/0.0..1.0": _PADDING,
         "sign/x/s0+r..s0-r": _GUARDED,
-        "relational-boundary/Lt_s/j-lt-i..j-le-i": _DIAGONAL,
+        "term-dropped/x/s0+r..s0": _GUARDED,
+        "term-dropped/x/s0+r..r": _GUARDED,
+        "term-dropped/if-O/s0+r..r": _GUARDED,
+        "relational-boundary/Lt_s/j-lt-i..j-le-i": _LOWER,
+        "mask-dropped/Lt_s/j-lt-i": _LOWER,
+        "constant/Lt_s/0.0..1.0": _LOWER,
         "range-off-by-one/for-i-j-Lt_s/C..C-1-2": "no row is below column C - 1 of L: it is never read",
+        "cast-dropped/O/round-O_f": "the store rounds by itself (float16), or the launch does (bfloat16 on a CPU)",
         "range-off-by-one/for-j-x/C..C-1": "no row is below the last: its step changes nothing",
         "range-off-by-one/for-j-x/C..C+1": "no row is below the last: the added step is an empty loop",
         "range-off-by-one/for-part-d/ceildiv.DK..ceildiv.DK+1": "the added part has no channel: d < DK is false in it",
