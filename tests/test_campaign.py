@@ -620,6 +620,11 @@ def test_a_reviewed_mutant_that_is_no_longer_generated_is_stale(monkeypatch):
     assert plan_generated("mirror", "c", [0], [every]).settled == []  # of a few, nothing is said of the rest
 
 
+def test_what_was_reviewed_is_still_generated():
+    for name in ("kda_chunk", "mirror"):
+        assert plan_generated(name, "c", [0]).settled == []
+
+
 def test_an_entry_whose_place_is_gone_is_settled_before_anything_runs(monkeypatch):
     gone = replace(CATALOGUE["beta-twice"], mirror=(Edit("the place", "nowhere", ""),))
     monkeypatch.setitem(CATALOGUE, "beta-twice", gone)
