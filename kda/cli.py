@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.case import Case, CaseError, Edit
+from kda.files import write_whole
 from kda.kinds import FIELDS, KINDS
 
 if TYPE_CHECKING:
@@ -361,6 +362,41 @@ def _print_differences(console: Any, chosen: Implementation, plan: Plan) -> None
                 console.print("  " + difference, markup=False, soft_wrap=True)
     for row in plan.settled:
         console.print(f"{row.name}: {row.status}: {row.said}", markup=False, soft_wrap=True)
+
+
+@main.command()
+@click.option("--seeds", default=100, show_default=True, metavar="N", help="Draws of what the article drew once.")
+@click.option("--json", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write the rows.")
+@click.option("--markdown", "page", metavar="FILE", type=click.Path(path_type=Path), help="Write a page.")
+@click.pass_context
+def tables(ctx: click.Context, seeds: int, path: Path | None, page: Path | None) -> None:
+    """Compute the article's numeric tables again. Exit status 1 where a row disagrees and nobody knows why."""
+    import json
+
+    from rich.console import Console
+
+    from kda.tables import data, markdown, print_table, rows
+    from kda.tables.row import UNEXPLAINED
+
+    if seeds < 1:
+        raise Misused(f"--seeds is {seeds}; expected at least 1")
+    made = rows(seeds)
+    console = Console(highlight=False)
+    print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
+    if path is not None:
+        write_whole(path, json.dumps(data(made), indent=2) + "\n")
+    if page is not None:
+        write_whole(page, PAGE.format(seeds=seeds) + markdown(made))
+    ctx.exit(1 if any(row.verdict == UNEXPLAINED for row in made) else 0)
+
+
+PAGE = """# The article's tables, computed again
+
+`kda tables` computes every numeric table and figure of sections 1 to 6 with the article's own sizes. What it drew at
+random is drawn {seeds} times here (its seed is not known): the median, and the range. This page is what
+`kda tables --markdown docs/tables.md` writes.
+
+"""
 
 
 @main.group()

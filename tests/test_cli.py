@@ -1,5 +1,6 @@
 """The command `kda`: what it prints, and how it ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -198,6 +199,31 @@ def test_every_kind_is_described():
             if not spec.params:
                 text = " ".join(kda("show", f"v1,{field}={name}").stdout.split())
                 assert spec.about in text, (field, name)
+
+
+# tables
+
+
+def test_the_articles_tables_are_computed_again(tmp_path):
+    data, page = tmp_path / "made" / "tables.json", tmp_path / "tables.md"
+    result = kda("tables", "--json", str(data), "--markdown", str(page))
+    assert result.exit_code == 0
+    rows = json.loads(data.read_text())
+    assert len([row for row in rows if row["article"]]) >= 45
+    assert f"{len(rows)} rows: " in result.stdout
+    assert page.read_text().startswith("# The article's tables, computed again\n")
+    assert page.read_text().count("\n| ") == len(rows) + 2
+
+
+def test_an_unexplained_row_fails_the_command(monkeypatch):
+    monkeypatch.setattr("kda.tables.findings.FINDINGS", {})
+    result = kda("tables", "--seeds", "100")
+    assert result.exit_code == 1
+    assert "disagrees (unexplained)" in result.stdout
+
+
+def test_tables_need_a_seed():
+    assert refused(kda("tables", "--seeds", "0")) == "Error: --seeds is 0; expected at least 1"
 
 
 # guard

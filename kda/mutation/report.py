@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kda.files import write_whole
 from kda.mutation.campaign import EQUIVALENT, KILLED, STALE, SURVIVED, Row
 
 __all__ = ["print_rows", "write_rows"]
@@ -67,7 +68,4 @@ def _median(values: Iterable[float | None], form: str) -> str:
 
 def write_rows(rows: Mapping[str, Sequence[Row]], path: Path) -> None:
     """The rows as a JSON list of name, status, law, cases, seconds, case; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps([row.data() for made in rows.values() for row in made], indent=2) + "\n")
-    unfinished.replace(path)
+    write_whole(path, json.dumps([row.data() for made in rows.values() for row in made], indent=2) + "\n")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kda.files import write_whole
 from kda.kernels.compile import COUNTS
 
 __all__ = ["Record", "Run"]
@@ -99,7 +100,4 @@ class Run:
 
     def write(self, path: Path) -> None:
         """Write the report as JSON; the file appears whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(self.report(), indent=2) + "\n")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(self.report(), indent=2) + "\n")
