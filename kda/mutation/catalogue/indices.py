@@ -137,6 +137,18 @@ INDICES = (
         hidden_by=("one block of value channels", "no initial state"),
     ),
     Mistake(
+        "block-offset-forgotten-in-the-final-state",
+        "every program stores the first block of the state",
+        "article 4.0",
+        kernel=(
+            Edit("the store of the final state", "S_N[bb, bh, :, dv0:dv0 + block_DV]", "S_N[bb, bh, :, 0:block_DV]"),
+        ),
+        loops=(
+            Edit("the store of the final state", "state[b, h, :, dv] = S", "state[b, h, :, :dv.stop - dv.start] = S"),
+        ),
+        hidden_by=("one block of value channels",),
+    ),
+    Mistake(
         "blocks-counted-by-DK",
         "the grid has DK / block_DV programs: value channels past DK are never written",
         "vLLM #41292 (equal DK and DV hid it)",
