@@ -5,6 +5,9 @@ __all__ = ["REVIEWED"]
 _GUARDED = "TileLang guards every global access by the shape of its tensor, and reads zero beyond it"
 _LOWER = "the substitution reads L[r, j] for j < r alone"
 _PADDING = "the k and v of rows past N are zero: their beta multiplies nothing"
+_TRACE = "of the trace, which no law asks for; the tests of the references compare it"
+_ARGUMENT = "the check of block_DV: no law passes a wrong one"
+_TWICE = "it is rounded to the same format a line later, where it is used"
 
 #: By implementation, then by the name of the mutant.
 REVIEWED: dict[str, dict[str, str]] = {
@@ -36,5 +39,21 @@ REVIEWED: dict[str, dict[str, str]] = {
             "a chunk of padding alone changes nothing: k = v = beta = g = 0, and its rows of o are past N"
         ),
     },
-    "mirror": {},
+    "mirror": {
+        "relational-boundary/L/j-lt-i..j-le-i": _LOWER,
+        "mask-dropped/L/j-lt-i": _LOWER,
+        "constant/L/0..1": _LOWER,
+        "range-off-by-one/for-s-X/last..last+1": "no row is below the last: the added step is empty",
+        "dropped-statement/chunks/DV.block_DV": _ARGUMENT,
+        "dropped-statement/if-put/recorder": _TRACE,
+        "dropped-statement/put/c.rows": _TRACE,
+        "dropped-statement/put/c.rows-2": _TRACE,
+        "dropped-statement/if-replay/recorder.and.trace": _TRACE,
+        "swapped-neighbours/put/put": _TRACE,
+        "constant/put/-1..0": _TRACE,
+        "cast-narrowed/A_qk/gemm.Qp": _TWICE,
+        "cast-narrowed/A_qk/where.j-le-i": _TWICE,
+        "cast-narrowed/Vt/U-WS": _TWICE,
+        "cast-narrowed/acc_o/gemm.A_c": _TWICE,
+    },
 }
