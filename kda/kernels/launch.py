@@ -171,7 +171,8 @@ def run_kda_chunk(
 
     arguments = [_dense(t.detach()) for t in (q, k, v, g, beta, initial_state)]
     kernel = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles)
-    bounds.forget()
+    if check_tiles:
+        bounds.forget()
     _launch(kernel, arguments, buffers["o"], buffers["final_state"], target)
     outside = bounds.seen(kernel.get_kernel_source()) if check_tiles else None
     if outside is not None:

@@ -19,6 +19,7 @@ from kda.mutation.campaign import (
     searches_of_everything,
 )
 from kda.mutation.catalogue import CATALOGUE, Mistake
+from kda.mutation.catalogue.mistake import ORIGINALS
 from kda.mutation.mutant import Mutant
 from kda.mutation.operators import generated
 from kda.mutation.reviewed import REVIEWED
@@ -30,7 +31,6 @@ __all__ = ["CONTROL", "MOST", "Plan", "distinct", "judged", "plan_catalogue", "p
 CONTROL = "(the original)"
 #: Cases in which a law must have seen the mistake that it is meant to see.
 MOST = 400
-_FORMS = {"kernel": "kda_chunk", "mirror": "mirror", "reference": "ref_B"}
 
 
 @dataclass
@@ -56,8 +56,8 @@ def plan_catalogue(
 
     names: only these; original: the kernel they are made in, where it is not ours. LookupError: no such entry there.
     """
-    if not implementation(original or _FORMS[form]).sources():
-        raise LookupError(f"{original or _FORMS[form]} names no source that could be rewritten")
+    if not implementation(original or ORIGINALS[form]).sources():
+        raise LookupError(f"{original or ORIGINALS[form]} names no source that could be rewritten")
     chosen = [m for m in CATALOGUE.values() if form in m.forms and target in m.targets]
     names = list(names)
     for name in names:
@@ -65,7 +65,7 @@ def plan_catalogue(
             raise LookupError(f"the catalogue has no {name!r} for the {form} on {target}")
     chosen = [m for m in chosen if not names or m.name in names]
     searches = dict.fromkeys(Search(m.law, "f64" if form == "reference" else m.dtype, MOST) for m in chosen)
-    plan = Plan(Task(_original(original or _FORMS[form]), target, tuple(searches), tuple(seeds), SMALLEST_TILE))
+    plan = Plan(Task(_original(original or ORIGINALS[form]), target, tuple(searches), tuple(seeds), SMALLEST_TILE))
     for mistake in chosen:
         try:
             plan.tasks.append(task_of(mistake, form, target, seeds, original))
@@ -94,7 +94,7 @@ def plan_generated(name: str, target: str, seeds: Sequence[int], names: Iterable
         if not names or found.name in names:
             mutant = Mutant(found.name, found.sentence, name, (("kernel", found.source),))
             plan.tasks.append(Task(mutant, target, searches, tuple(seeds), TILE))
-    if not names and name in _FORMS.values():
+    if not names and name in ORIGINALS.values():
         gone = [reviewed for reviewed in REVIEWED.get(name, {}) if reviewed not in made]
         plan.settled += [Row(known, STALE, said="reviewed, and no longer generated") for known in gone]
     return plan

@@ -9,7 +9,10 @@ from kda.mutation.mutant import Mutant, mutant
 from kda.mutation.rewrite import Edit
 from kda.support import TileChoice
 
-__all__ = ["MATCHES_A", "MIRROR", "Mistake"]
+__all__ = ["MATCHES_A", "MIRROR", "ORIGINALS", "Mistake"]
+
+#: What a mistake is made in, by form.
+ORIGINALS = {"kernel": "kda_chunk", "mirror": "mirror", "reference": "ref_B"}
 
 MATCHES_A = "kernel.matches_reference_A"
 MIRROR = "kernel.matches_its_mirror"
@@ -60,5 +63,5 @@ class Mistake:
             "mirror": {"kernel": self.mirror, "loops": self.loops},
             "reference": {"reference": self.reference},
         }[form]
-        name = original or {"kernel": "kda_chunk", "mirror": "mirror", "reference": "ref_B"}[form]
+        name = original or ORIGINALS[form]
         return mutant(self.name, self.sentence, implementation(name), {r: e for r, e in roles.items() if e})

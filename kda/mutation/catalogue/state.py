@@ -8,6 +8,29 @@ from kda.mutation.rewrite import Edit
 
 __all__ = ["STATE"]
 
+_READ_VALUE_FIRST_KERNEL = Edit(
+    "where the state is set",
+    "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)",
+    "for d, j in on.parallel(DK, block_DV):\n"
+    "    S_f[d, j] = S_0[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV]",
+)
+_READ_VALUE_FIRST_MIRROR = Edit(
+    "where the state is set",
+    "S = inputs.state().astype(accum)",
+    "S = inputs.state().astype(accum).reshape(sizes.B, sizes.H, sizes.DV, sizes.DK).swapaxes(-1, -2)",
+)
+_WRITE_VALUE_FIRST_KERNEL = Edit(
+    "the store of the final state",
+    "T.copy(S_f, S_N[bb, bh, :, dv0:dv0 + block_DV])",
+    "for d, j in on.parallel(DK, block_DV):\n"
+    "    S_N[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV] = S_f[d, j]",
+)
+_WRITE_VALUE_FIRST_MIRROR = Edit(
+    "the store of the final state",
+    "S.astype(np.float64)",
+    "S.astype(np.float64).swapaxes(-1, -2).reshape(sizes.B, sizes.H, sizes.DK, sizes.DV)",
+)
+
 STATE = (
     Mistake(
         "state-updated-before-the-output",
@@ -415,72 +438,28 @@ STATE = (
         "state-read-value-first",
         "the initial state is read as [DV, DK]",
         "vLLM #41292",
-        kernel=(
-            Edit(
-                "where the state is set",
-                "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)",
-                "for d, j in on.parallel(DK, block_DV):\n"
-                "    S_f[d, j] = S_0[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV]",
-            ),
-        ),
-        mirror=(
-            Edit(
-                "where the state is set",
-                "S = inputs.state().astype(accum)",
-                "S = inputs.state().astype(accum).reshape(sizes.B, sizes.H, sizes.DV, sizes.DK).swapaxes(-1, -2)",
-            ),
-        ),
+        kernel=(_READ_VALUE_FIRST_KERNEL,),
+        mirror=(_READ_VALUE_FIRST_MIRROR,),
         hidden_by=("no initial state",),
     ),
     Mistake(
         "state-written-value-first",
         "the final state is written as [DV, DK]",
         "vLLM #41292",
-        kernel=(
-            Edit(
-                "the store of the final state",
-                "T.copy(S_f, S_N[bb, bh, :, dv0:dv0 + block_DV])",
-                "for d, j in on.parallel(DK, block_DV):\n"
-                "    S_N[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV] = S_f[d, j]",
-            ),
-        ),
-        mirror=(
-            Edit(
-                "the store of the final state",
-                "S.astype(np.float64)",
-                "S.astype(np.float64).swapaxes(-1, -2).reshape(sizes.B, sizes.H, sizes.DK, sizes.DV)",
-            ),
-        ),
+        kernel=(_WRITE_VALUE_FIRST_KERNEL,),
+        mirror=(_WRITE_VALUE_FIRST_MIRROR,),
     ),
     Mistake(
         "state-value-first-throughout",
         "the state is read and written as [DV, DK]",
         "vLLM #41292 (equal DK and DV hid it)",
         kernel=(
-            Edit(
-                "where the state is set",
-                "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)",
-                "for d, j in on.parallel(DK, block_DV):\n"
-                "    S_f[d, j] = S_0[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV]",
-            ),
-            Edit(
-                "the store of the final state",
-                "T.copy(S_f, S_N[bb, bh, :, dv0:dv0 + block_DV])",
-                "for d, j in on.parallel(DK, block_DV):\n"
-                "    S_N[bb, bh, ((dv0 + j) * DK + d) // DV, ((dv0 + j) * DK + d) % DV] = S_f[d, j]",
-            ),
+            _READ_VALUE_FIRST_KERNEL,
+            _WRITE_VALUE_FIRST_KERNEL,
         ),
         mirror=(
-            Edit(
-                "where the state is set",
-                "S = inputs.state().astype(accum)",
-                "S = inputs.state().astype(accum).reshape(sizes.B, sizes.H, sizes.DV, sizes.DK).swapaxes(-1, -2)",
-            ),
-            Edit(
-                "the store of the final state",
-                "S.astype(np.float64)",
-                "S.astype(np.float64).swapaxes(-1, -2).reshape(sizes.B, sizes.H, sizes.DK, sizes.DV)",
-            ),
+            _READ_VALUE_FIRST_MIRROR,
+            _WRITE_VALUE_FIRST_MIRROR,
         ),
         hidden_by=("prefixes alone",),
     ),
