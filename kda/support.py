@@ -43,13 +43,14 @@ class Support:
 
     dtypes: operand formats, the simplest first. tiles: the palette, the simplest first; None where DK, DV and C are
     free, up to max_DK, max_DV and max_C. total_gates: the largest |sum of g| over one chunk, per format (a format left
-    out has no limit); max_token_gate: the largest |g| of one token. max_beta: 1 to 2. initial_state: whether one may be
+    out has no limit), or over one sub-chunk of sub_C tokens where gamma starts anew at those; max_token_gate: the largest |g| of one token. max_beta: 1 to 2. initial_state: whether one may be
     passed. max_tokens, max_batch, max_heads: the largest N, B and H worth asking for.
     """
 
     dtypes: tuple[Format, ...] = (F64,)
     tiles: tuple[TileChoice, ...] | None = None
     total_gates: Mapping[Format, float] = field(default_factory=dict, hash=False)
+    sub_C: int | None = None
     max_token_gate: float = inf
     max_beta: float = 1.0
     initial_state: bool = True
@@ -69,6 +70,10 @@ class Support:
     def max_total_gate(self, dtype: Format) -> float:
         """The largest |sum of g| over the tokens of one chunk, in any channel; inf where there is no limit."""
         return self.total_gates.get(dtype, inf)
+
+    def gate_window(self, C: int) -> int:
+        """The tokens over which the sum of g is limited, with chunks of C: C itself, or a shorter sub-chunk."""
+        return min(C, self.sub_C or C)
 
     def variants(self, case: Case, *fields: str) -> tuple[TileChoice, ...]:
         """The other tiles of the palette that differ from the case's in some of `fields`, and in nothing else."""

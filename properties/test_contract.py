@@ -375,14 +375,14 @@ def test_the_gate_domain_is_tight(subject, case):
     meaningful(inputs.g.any())
     if not inputs.g.any():
         return
-    total = subject.support.max_total_gate(subject.dtype)
-    inside = inputs.replace(g=scaled_to(inputs.g, case.C, 0.999 * total)).rounded()
+    total, window = subject.support.max_total_gate(subject.dtype), subject.support.gate_window(case.C)
+    inside = inputs.replace(g=scaled_to(inputs.g, window, 0.999 * total)).rounded()
     expected = subject.judge(inside, case.tile)
     within(subject.run(inside, case.tile), expected.outputs, expected.budget, "just inside")
 
-    deeper = inputs.replace(g=scaled_to(inputs.g, case.C, 1.001 * total)).rounded()
+    deeper = inputs.replace(g=scaled_to(inputs.g, window, 1.001 * total)).rounded()
     error = refusal(lambda: subject.run(deeper, case.tile), "a gate just outside the domain")
-    assert at_words("g", worst_place(deeper.g, case.C)) in str(error), str(error)
+    assert at_words("g", worst_place(deeper.g, window)) in str(error), str(error)
 
 
 @law(cases, share=0.5)

@@ -100,7 +100,7 @@ def cases(
 
     dtype: this format instead of any that is supported. gates, betas, keys, queries, values, states: the kinds to draw
     from, by name or by strategy (a strategy keeps to the domain itself). min_tokens: the smallest N. window: tokens
-    over which the gate domain must hold, C unless given (a law that varies C gives its largest). edits: whether up to
+    over which the gate domain must hold, C (or a sub-chunk) unless given (a law that varies C gives its largest). edits: whether up to
     three sparse edits are added, or the values they may set per tensor.
 
     Shrinks to one token, one head, no decay, beta one, one-hot q and k, v ones, no state, no edits, seed 0.
@@ -147,7 +147,7 @@ def _cases(
     # The seed comes before the kinds: their draws vary in number, and a seed that moves with them is lost in shrinking.
     seed = draw(_SEEDS)
     total, per_token = support.max_total_gate(dtype), support.max_token_gate
-    gate = _kept_gates(window or tile.C, total, tokens=N, per_token=per_token, names=gate_names)
+    gate = _kept_gates(window or support.gate_window(tile.C), total, tokens=N, per_token=per_token, names=gate_names)
     kinds = {
         "gate": draw(ready.get("gate", gate)),
         "beta": draw(ready["beta"]),

@@ -1,6 +1,6 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `mirror` and `kda_chunk`. Packages add theirs through the entry point group
+Built in: `ref_A`, `ref_B`, `ref_C`, `mirror`, `mirror_sub16`, `mirror_sub32`, `mirror_sub64` and `kda_chunk`. Packages add theirs through the entry point group
 `kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
 edited copy of the kernel's file is one too: `path/to/chunk.py:kda_chunk`.
 """
@@ -34,6 +34,9 @@ GROUP = "kda.implementations"
 _BUILT_IN = {
     "kda_chunk": "KdaChunk",
     "mirror": "Mirror",
+    "mirror_sub16": "MirrorSub16",
+    "mirror_sub32": "MirrorSub32",
+    "mirror_sub64": "MirrorSub64",
     "ref_A": "ReferenceA",
     "ref_B": "ReferenceB",
     "ref_C": "ReferenceC",

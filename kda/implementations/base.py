@@ -58,6 +58,8 @@ class Implementation(ABC):
 
     #: Whether the chunk length of the tile means anything to it.
     chunked: bool = True
+    #: The length of the sub-chunks over which it splits the exponent (article, 2.3); None: over the whole chunk.
+    sub_C: int | None = None
     #: Whether `run` honours a `Memory`; the laws about memory are for these.
     controls_memory: bool = False
     #: Whether it rounds where `ref_C` at operand precision rounds; the mirror laws are for these.
@@ -90,6 +92,10 @@ class Implementation(ABC):
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
         """Compile what a run of these sizes and this tile needs; by default, nothing."""
         return
+
+    def unchecked(self) -> Implementation | None:
+        """The same, computing gates outside its domain instead of refusing them; None where it cannot, the default."""
+        return None
 
     def checks_tiles(self, target: str) -> bool:
         """Whether `run` honours `Memory.check_tiles` on `target`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +17,20 @@ from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import available_targets
 from kda.numerics.domain import gate_domain
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import chunkwise, mirror, ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast
+from kda.references import chunkwise, mirror, ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast, ref_C_sub
 from kda.source import Source, module_from_source
 from kda.support import Support, TileChoice
 
-__all__ = ["KdaChunk", "Mirror", "ReferenceA", "ReferenceB", "ReferenceC"]
+__all__ = [
+    "KdaChunk",
+    "Mirror",
+    "MirrorSub16",
+    "MirrorSub32",
+    "MirrorSub64",
+    "ReferenceA",
+    "ReferenceB",
+    "ReferenceC",
+]
 
 
 class _Reference(Implementation):
@@ -84,19 +94,23 @@ class Mirror(Implementation):
     summary = "ref_C with the kernel's roundings, in NumPy"
     mirrored = True
 
-    def __init__(self, function: Any = ref_C_fast) -> None:
+    def __init__(self, function: Any = ref_C_fast, check_values: bool = True) -> None:
         self._function = function
+        self._check_values = check_values
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
 
     def support(self, target: str, dtype: Format) -> Support:
-        tiles = tuple(TileChoice(DK, DV, C, block) for DK, DV, C, block in CPU_PALETTE)
-        return _kernel_support(tiles, dtype)
+        return _kernel_support(MIRROR_TILES, dtype)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
+        if self._check_values:
+            gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
         return self._function(inputs, tile.C, tile.block_DV, inputs.dtype)
+
+    def unchecked(self) -> Implementation:
+        return Mirror(self._function, check_values=False)
 
     def sources(self) -> Mapping[str, Source]:
         return {"kernel": Source(mirror, "ref_C_fast"), "loops": Source(mirror, "ref_C")}
@@ -109,6 +123,47 @@ class Mirror(Implementation):
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         return True
+
+
+class _SubChunked(Implementation):
+    """Reference C at operand precision, the exponent split over sub-chunks: what such a kernel could compute."""
+
+    sub_C: int
+
+    def __init__(self, check_values: bool = True) -> None:
+        self._check_values = check_values
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16, F32)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return replace(_kernel_support(MIRROR_TILES, dtype), sub_C=self.sub_C)
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        if self._check_values:
+            gate_domain(inputs.dtype, tile.C, self.sub_C).check_inputs(inputs)
+        return ref_C_sub(inputs, tile.C, self.sub_C, inputs.dtype)
+
+    def unchecked(self) -> Implementation:
+        return type(self)(check_values=False)
+
+
+class MirrorSub16(_SubChunked):
+    """The mirror of a kernel with sub-chunks of 16 tokens, article 2.3."""
+
+    name, summary, sub_C = "mirror_sub16", "the mirror of a kernel with sub-chunks of 16 (article 2.3)", 16
+
+
+class MirrorSub32(_SubChunked):
+    """The mirror of a kernel with sub-chunks of 32 tokens, article 2.3."""
+
+    name, summary, sub_C = "mirror_sub32", "the same, sub-chunks of 32", 32
+
+
+class MirrorSub64(_SubChunked):
+    """The mirror of a kernel with sub-chunks of 64 tokens, article 2.3."""
+
+    name, summary, sub_C = "mirror_sub64", "the same, sub-chunks of 64", 64
 
 
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
@@ -128,6 +183,9 @@ CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
     (64, 64, 64, 64),
     (128, 128, 64, 32),
 )
+
+#: What mirrors run: chunks of 128 too, which the kernel does not take, for the article's sections 2.1 and 2.3.
+MIRROR_TILES = tuple(TileChoice(*sizes) for sizes in (*CPU_PALETTE, (16, 16, 128, 16)))
 
 #: What CUDA adds: (DK, DV, C, block_DV, threads, num_stages).
 CUDA_PALETTE: tuple[tuple[int, int, int, int, int | None, int], ...] = (
@@ -153,10 +211,17 @@ class KdaChunk(TorchImplementation):
     mirrored = True
     checks_inputs = True
 
-    def __init__(self, program: Any = None, launch: ModuleType | None = None, check_tiles: bool = False) -> None:
+    def __init__(
+        self,
+        program: Any = None,
+        launch: ModuleType | None = None,
+        check_tiles: bool = False,
+        check_values: bool = True,
+    ) -> None:
         self._program = program
         self._own_launch = launch
         self._check_tiles = check_tiles
+        self._check_values = check_values
 
     def targets(self) -> tuple[str, ...]:
         return available_targets()
@@ -191,8 +256,12 @@ class KdaChunk(TorchImplementation):
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         if memory.check_tiles and not self._check_tiles:
-            return KdaChunk(self._program, self._own_launch, check_tiles=True).run(inputs, tile, target, memory)
+            checking = KdaChunk(self._program, self._own_launch, True, self._check_values)
+            return checking.run(inputs, tile, target, memory)
         return super().run(inputs, tile, target, memory)
+
+    def unchecked(self) -> Implementation:
+        return KdaChunk(self._program, self._own_launch, self._check_tiles, check_values=False)
 
     def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
         kernel = self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)
@@ -214,6 +283,7 @@ class KdaChunk(TorchImplementation):
             final_state=final_state,
             program=self._program,
             check_tiles=self._check_tiles,
+            check_values=self._check_values,
         )
 
     def sources(self) -> Mapping[str, Source]:

@@ -92,8 +92,11 @@ def _gamma_error(g: np.ndarray, C: int, accumulator: Format) -> float:
     padded = np.zeros((B, -(-N // C) * C, H, DK))
     padded[:, :N] = g
     in_order = np.cumsum(padded.reshape(B, -1, C, H, DK), axis=2, dtype=accumulator.numpy).reshape(padded.shape)[:, :N]
-    measured = float(np.abs(in_order.astype(np.float64) - gamma).max()) / accumulator.unit_roundoff
-    largest = float(-gamma.min())
+    # e^gamma is 0 in the accumulator from here on, and no error of gamma shows any more.
+    zero = log(accumulator.min_subnormal)
+    wrong = np.abs(in_order.astype(np.float64) - gamma)[gamma > zero]
+    measured = float(wrong.max(initial=0.0)) / accumulator.unit_roundoff
+    largest = min(float(-gamma.min()), -zero)
     return 2 * largest + max(1.5 * measured, largest * sqrt(min(C, N)) / 2)
 
 
@@ -150,10 +153,10 @@ def doubling_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     )
 
 
-def judge(inputs: Inputs, C: int, units: Units) -> Judged:
+def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Judged:
     """Reference A on `inputs` (float64), and the budget of a kernel with chunks of C tokens whose errors are `units`.
 
-    Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
+    sub_C: the length of the sub-chunks over which the exponent is split, C where None. Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
     # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~
@@ -166,7 +169,8 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     E = np.zeros((sizes.B, sizes.H, sizes.DV))  # error of each column of the state, 2-norm over DK
     R = np.zeros((sizes.B, sizes.H, sizes.DK))  # error of each row of the state, 2-norm over DV
     written = np.zeros_like(E)  # sum of |w| since the chunk began
-    amplified = np.zeros_like(E)  # sum of |k e^-gamma|_1 |w| since the chunk began, times `normal`
+    plain = np.zeros_like(E)  # sum of |k|_1 |w| since the chunk began, times `normal`
+    amplified = np.zeros_like(E)  # sum of |k e^-gamma|_1 |w| since the (sub-)chunk began, times `normal`
     o = np.empty((sizes.B, sizes.N, sizes.H, sizes.DV))
     row = np.empty((sizes.B, sizes.N, sizes.H))
 
@@ -178,19 +182,25 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
     k_abs = np.abs(inputs.k)
     # q e^gamma and k e^gamma where they are subnormal: q_lost `[B, N, H, DK]` meets the state that has not decayed and
     # k e^-gamma, k_lost k e^-gamma alone. A gate with a deeper gamma is refused by a kernel that splits the exponent.
-    small = np.exp(np.maximum(chunk_gamma(inputs.g, C), log(units.normal)))
+    window = min(C, sub_C or C)
+    small = np.exp(np.maximum(chunk_gamma(inputs.g, window), log(units.normal)))
     q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
     q_lost_norms = np.linalg.norm(q_lost, axis=-1)
+    if window < C:  # the state has not decayed since the chunk began, whatever gamma started anew since
+        since = np.exp(chunk_gamma(inputs.g, C))
+        q_lost_norms = np.linalg.norm(_underflow(np.abs(inputs.q) * since, units), axis=-1)
     # In units of `normal`, for e^-gamma overflows nearly in every format.
     q_lost_max, k_lost_max = q_lost.max(axis=-1) / units.normal, k_lost.max(axis=-1) / units.normal
     weights = (k_abs * (units.normal / small)).sum(-1)
 
     for t in range(sizes.N):
         if t % C == 0:
-            written[...] = amplified[...] = 0.0
+            written[...] = plain[...] = amplified[...] = 0.0
             at_start = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
             reached = np.zeros((sizes.B, sizes.H, sizes.DK), dtype=bool)  # the channels that W is not zero in
             start, decay = S.copy(), np.ones((sizes.B, sizes.H, sizes.DK, 1))
+        elif t % window == 0:  # keys of earlier sub-chunks come with a factor of at most 1
+            amplified[...] = plain
         k, beta = inputs.k[:, t], inputs.beta[:, t, :, None]
         k_norm = k_norms[:, t, :, None]
         S *= a[:, t, :, :, None]
@@ -208,7 +218,10 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
         w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)
         local += tiny * (1 + beta * (k_norm * root + written)) + w_lost * at_start
         local += beta * k_lost_max[:, t, :, None] * amplified
+        if window < C:  # that factor, too, may be subnormal
+            local += tiny * root * beta * k_norm * written
         written += w_abs
+        plain += units.normal * k_abs[:, t].sum(-1)[..., None] * w_abs
         amplified += weights[:, t, :, None] * w_abs
         carried = a_max[:, t, :, None] * E
         row_local = np.sqrt((local * local).sum(-1))
@@ -226,6 +239,8 @@ def judge(inputs: Inputs, C: int, units: Units) -> Judged:
             R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
         bound = q_norms[:, t, :, None] * (E + u * columns + tiny * root) + tiny * (1 + written)
         bound += q_lost_norms[:, t, :, None] * at_start + q_lost_max[:, t, :, None] * amplified
+        if window < C:
+            bound += tiny * root * q_norms[:, t, :, None] * written
         bound += units.output * np.abs(o[:, t])
         row[:, t] = np.sqrt((bound * bound).sum(-1))
 

@@ -5,6 +5,7 @@
     L = beta_i M with diag(beta) T, or L = beta_c M with T diag(beta)    ref_B(pairing=...)            section 3.2
     e^(gam_c - gam_i) = e^gam_c * e^-gam_i; forward substitution         ref_C, ref_C_fast             section 3.3
     the same, rounded where the kernel rounds                            ref_C(precision=...)          section 4
+    the same, split over sub-chunks                                      ref_C_sub                     section 2.3
     every named intermediate of a chunk                                  ref_C(trace=...), ChunkTrace  sections 3.2, 4
     all channels share one gate                                          gated_delta_net               section 3.4
     beta -> 0                                                            per_channel_decay             section 3.4
@@ -33,6 +34,7 @@ from kda.references.family import (
 )
 from kda.references.mirror import ref_C, ref_C_fast
 from kda.references.recurrent import ref_A, ref_A_fast
+from kda.references.subchunks import ref_C_sub
 from kda.references.trace import STAGES, ChunkTrace, Trace
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "ref_B_fast",
     "ref_C",
     "ref_C_fast",
+    "ref_C_sub",
     "scalar_decay",
     "scalar_decay_chunkwise",
 ]
