@@ -100,8 +100,8 @@ def cases(
 
     dtype: this format instead of any that is supported. gates, betas, keys, queries, values, states: the kinds to draw
     from, by name or by strategy (a strategy keeps to the domain itself). min_tokens: the smallest N. window: tokens
-    over which the gate domain must hold, C (or a sub-chunk) unless given (a law that varies C gives its largest). edits: whether up to
-    three sparse edits are added, or the values they may set per tensor.
+    over which the gate domain must hold, C (or a sub-chunk) unless given (a law that varies C gives its largest).
+    edits: whether up to three sparse edits are added, or the values they may set per tensor.
 
     Shrinks to one token, one head, no decay, beta one, one-hot q and k, v ones, no state, no edits, seed 0.
     """

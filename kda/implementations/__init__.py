@@ -1,8 +1,9 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `mirror`, `mirror_sub16`, `mirror_sub32`, `mirror_sub64` and `kda_chunk`. Packages add theirs through the entry point group
-`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
-edited copy of the kernel's file is one too: `path/to/chunk.py:kda_chunk`.
+Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, and mirrors of kernels with sub-chunks, `mirror_sub16`
+to `mirror_sub64`. Packages add theirs through the entry point group `kda.implementations`; a class in a file is named
+`path/to/file.py:Name`, one in a module `package.module:Name`. An edited copy of the kernel's file is one too:
+`path/to/chunk.py:kda_chunk`.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ class Implementation(ABC):
     chunked: bool = True
     #: The length of the sub-chunks over which it splits the exponent (article, 2.3); None: over the whole chunk.
     sub_C: int | None = None
+    #: Whether it refuses gates outside its domain; what `unchecked` returns does not.
+    checks_domain: bool = True
     #: Whether `run` honours a `Memory`; the laws about memory are for these.
     controls_memory: bool = False
     #: Whether it rounds where `ref_C` at operand precision rounds; the mirror laws are for these.

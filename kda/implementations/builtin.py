@@ -96,7 +96,7 @@ class Mirror(Implementation):
 
     def __init__(self, function: Any = ref_C_fast, check_values: bool = True) -> None:
         self._function = function
-        self._check_values = check_values
+        self.checks_domain = check_values
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
@@ -105,7 +105,7 @@ class Mirror(Implementation):
         return _kernel_support(MIRROR_TILES, dtype)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        if self._check_values:
+        if self.checks_domain:
             gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
         return self._function(inputs, tile.C, tile.block_DV, inputs.dtype)
 
@@ -131,7 +131,7 @@ class _SubChunked(Implementation):
     sub_C: int
 
     def __init__(self, check_values: bool = True) -> None:
-        self._check_values = check_values
+        self.checks_domain = check_values
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
@@ -140,7 +140,7 @@ class _SubChunked(Implementation):
         return replace(_kernel_support(MIRROR_TILES, dtype), sub_C=self.sub_C)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
-        if self._check_values:
+        if self.checks_domain:
             gate_domain(inputs.dtype, tile.C, self.sub_C).check_inputs(inputs)
         return ref_C_sub(inputs, tile.C, self.sub_C, inputs.dtype)
 
@@ -221,7 +221,7 @@ class KdaChunk(TorchImplementation):
         self._program = program
         self._own_launch = launch
         self._check_tiles = check_tiles
-        self._check_values = check_values
+        self.checks_domain = check_values
 
     def targets(self) -> tuple[str, ...]:
         return available_targets()
@@ -256,7 +256,7 @@ class KdaChunk(TorchImplementation):
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         if memory.check_tiles and not self._check_tiles:
-            checking = KdaChunk(self._program, self._own_launch, True, self._check_values)
+            checking = KdaChunk(self._program, self._own_launch, True, self.checks_domain)
             return checking.run(inputs, tile, target, memory)
         return super().run(inputs, tile, target, memory)
 
@@ -283,7 +283,7 @@ class KdaChunk(TorchImplementation):
             final_state=final_state,
             program=self._program,
             check_tiles=self._check_tiles,
-            check_values=self._check_values,
+            check_values=self.checks_domain,
         )
 
     def sources(self) -> Mapping[str, Source]:

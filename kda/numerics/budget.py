@@ -156,7 +156,8 @@ def doubling_units(inputs: Inputs, C: int, dtype: Format) -> Units:
 def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Judged:
     """Reference A on `inputs` (float64), and the budget of a kernel with chunks of C tokens whose errors are `units`.
 
-    sub_C: the length of the sub-chunks over which the exponent is split, C where None. Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
+    sub_C: the length of the sub-chunks over which the exponent is split, C where None. Arrays inside: S
+    `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
     # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~

@@ -90,7 +90,8 @@ class Subject:
     def options(self) -> str:
         """The options of the command line that choose it."""
         named = self.implementation.address or self.implementation.name
-        return f"--impl {shlex.quote(named)} --target {self.target}"
+        unchecked = "" if self.implementation.checks_domain else " --unchecked"
+        return f"--impl {shlex.quote(named)} --target {self.target}{unchecked}"
 
     def __str__(self) -> str:
         return self.id

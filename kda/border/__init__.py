@@ -1,0 +1,39 @@
+"""The border of the gate domain, from both sides: what holds just inside, what breaks just outside.
+
+evidence    adversarial cases at the border, and the cases beyond it that break
+show        the table, on a console, in Markdown, as data
+"""
+
+from __future__ import annotations
+
+from kda.border.evidence import (
+    CHUNKS,
+    FORMATS,
+    Found,
+    Row,
+    adversarial,
+    breaking,
+    domains,
+    mirror_of,
+    overflowing,
+    ratio,
+    row,
+)
+from kda.border.show import data, markdown, print_table
+
+__all__ = [
+    "CHUNKS",
+    "FORMATS",
+    "Found",
+    "Row",
+    "adversarial",
+    "breaking",
+    "data",
+    "domains",
+    "markdown",
+    "mirror_of",
+    "overflowing",
+    "print_table",
+    "ratio",
+    "row",
+]

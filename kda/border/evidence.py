@@ -1,0 +1,186 @@
+"""How tight the gate domain is: adversarial gates just inside hold their budget, and just outside a case breaks.
+
+Each format, chunk length and sub-chunk length is a row. Its kernel is stood for by the mirror with the same split (our
+kernel has the mirror's bits on a CPU); every case is a line that `kda check LINE --impl IMPL --unchecked` runs again.
+The table is in docs/gate-domain.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from kda.case import Case, Edit
+from kda.formats import BF16, F16, F32, Format
+from kda.implementations import implementation
+from kda.numerics.budget import judge, operand_units
+from kda.numerics.compare import compare
+from kda.numerics.domain import GateDomain, gate_domain
+
+__all__ = [
+    "CHUNKS",
+    "FORMATS",
+    "SUB_CHUNKS",
+    "Found",
+    "Row",
+    "adversarial",
+    "breaking",
+    "domains",
+    "mirror_of",
+    "overflowing",
+    "ratio",
+    "row",
+]
+
+#: What the table has a row of each of.
+FORMATS = (F16, BF16, F32)
+CHUNKS = (16, 32, 64, 128)
+SUB_CHUNKS = (None, 16, 32, 64)
+
+#: Gates this much inside the border: what float32 loses in a sum of 128 equal gates is less.
+INSIDE = 1 - 1e-4
+
+# The tile of the mirrors' palette for each chunk length.
+_SIZES = {16: (16, 16), 32: (32, 16), 64: (32, 32), 128: (16, 16)}
+
+# The shallowest gate found, by 20,000 random cases and descents from those that broke, whose budget does not hold. One
+# deep gate, then keys that all point one way: M is e^gamma e^-gamma = 1 between them, with e^gamma rounded half a
+# subnormal wrong. No such case was found for float32, whose budget leaves room for more than that: there, overflow.
+_BREAKING = {
+    F16: "v1,N=4,gate=spike:0:-10.275053,beta=constant:2.0,q=equal,k=zeros,"
+    "edits=k:0.0:1.0/k:1.0:1.0/k:2.0:-1.0/k:3.0:1.0/v:0:2.0/v:1:0.0/v:2:0.0/v:3:-1.0",
+    BF16: "v1,N=6,dtype=bf16,gate=spike:1:-87.73941,beta=constant:2.0,q=zeros,k=zeros,"
+    "edits=k:0.0:1.0/k:1.0:1.0/k:2.0:-1.0/k:3.0:1.0/k:4.0:-1.0/k:5.0:1.0/"
+    "q:5.0:1.0/v:0:0.0/v:1:2.0/v:2:-1.0/v:3:1.0/v:4:2.0/v:5:0.0",
+    F32: "v1,N=2,dtype=f32,gate=spike:0:-88.75,q=equal,k=equal",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A case, its worst ratio error / budget on the unchecked mirror, and the |gamma| that it reaches."""
+
+    ratio: float
+    case: Case
+    total: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    domain: what is refused and what is not. inside: the worst of `cases` adversarial cases at the border. outside: a
+    case a little beyond it that breaks its budget. overflow: a constant gate whose k e^-gamma is infinite.
+    """
+
+    domain: GateDomain
+    impl: str
+    cases: int
+    inside: Found
+    outside: Found
+    overflow: Found
+
+    @property
+    def holds(self) -> bool:
+        """Whether every case inside is within its budget and both cases outside are not."""
+        return self.inside.ratio <= 1 < min(self.outside.ratio, self.overflow.ratio)
+
+
+def mirror_of(domain: GateDomain) -> str:
+    """The name of the implementation that mirrors a kernel with this domain."""
+    return "mirror" if domain.window == domain.C else f"mirror_sub{domain.window}"
+
+
+def ratio(domain: GateDomain, case: Case) -> float:
+    """The worst ratio error / budget of `case` on the mirror, which is not asked whether it takes the gate."""
+    made = implementation(mirror_of(domain)).unchecked()
+    assert made is not None
+    inputs = case.inputs()
+    units = operand_units(inputs, case.C, case.dtype)
+    judged = judge(inputs, case.C, units, made.sub_C)
+    return max(v.ratio for v in compare(made.run(inputs, case.tile, "c"), judged.outputs, judged.budget))
+
+
+def adversarial(domain: GateDomain, seed: int, total: float | None = None) -> Case:
+    """A case that reaches the border (or `total`), in one of the ways in which a gate can; by `seed`.
+
+    Constant, one token, one token in two halves, one channel beside open ones, every other channel; with keys that lie
+    alike and keys that do not, beta up to 2, and token counts around the window and the chunk.
+    """
+    draw = random.Random(seed)
+    reach = domain.total * INSIDE if total is None else total
+    window = domain.window
+    N = draw.choice((2, 3, 4, 5, window - 1, window, window + 1, domain.C, domain.C + 1, 2 * domain.C + 1))
+    kinds = {
+        "beta": draw.choice(("one", "constant:2.0", "constant:0.5", "alternating:2.0:1.0", "near1")),
+        "q": draw.choice(("equal", "gauss", "positive", "onehot")),
+        "k": draw.choice(("equal", "sign", "parallel:0.01", "positive", "onehot", "onehot_random", "gauss")),
+        "v": draw.choice(("ones", "small_int:2", "gauss", "onehot")),
+        "state": draw.choice(("none", "none", "gauss", "large:64.0")),
+    }
+    edits = []
+    if N <= 6 and draw.random() < 0.5:  # keys of one channel: all of M is e^gamma e^-gamma
+        kinds["k"] = "zeros"
+        edits += [Edit("k", (t, 0), draw.choice((1.0, 1.0, -1.0))) for t in range(N)]
+    edits += [Edit("v", (draw.randrange(N),), draw.choice((0.0, -1.0, 2.0))) for _ in range(draw.choice((0, 0, 1, 2)))]
+    at = min(draw.choice((0, 1, window - 1, window, N - 1)), N - 1)
+    form = draw.choice(("edge", "token", "halves", "channel", "alternating", "decay"))
+    if form == "edge":
+        gate = f"edge:{reach!r}:{window}"
+    elif form == "token":
+        gate = f"spike:{at}:{-_float32(reach)!r}"
+    elif form == "alternating":
+        gate = f"alternating:{-_float32(reach / window)!r}"
+    elif form == "decay":
+        gate = f"channel:{min(exp(-reach / window) * (1 + 1e-6), 1.0)!r}:1.0"
+    else:
+        gate = "none"
+        other = min(at + draw.choice((0, 1)), N - 1) if form == "halves" else at
+        last = at // window * window + window - 1  # both halves in one window
+        channel = () if form == "halves" else (draw.randrange(16),)
+        share = reach / 2 if min(other, last) != at else reach
+        edits += [Edit("g", (t, *channel), -_float32(share)) for t in dict.fromkeys((at, min(other, last)))]
+    return _sized(domain, Case(N=N, gate=gate, seed=draw.randrange(2**16), dtype=domain.dtype, **kinds), tuple(edits))  # type: ignore[arg-type]
+
+
+def breaking(domain: GateDomain) -> Found:
+    """The case a little outside the domain that breaks its budget."""
+    case = _sized(domain, Case.parse(_BREAKING[domain.dtype]))
+    return Found(ratio(domain, case), case, -case.gate.params[1])
+
+
+def overflowing(domain: GateDomain) -> Found:
+    """A constant gate at which k e^-gamma overflows at the last token of the window, 0.1 % beyond `domain.overflow`."""
+    total = domain.overflow * 1.001
+    case = Case(N=domain.window, gate=f"log:{-total / domain.window!r}", q="equal", dtype=domain.dtype)  # type: ignore[arg-type]
+    case = _sized(domain, case)
+    return Found(ratio(domain, case), case, total)
+
+
+def row(domain: GateDomain, cases: int) -> Row:
+    """One line of the table, from `cases` adversarial cases."""
+    found = [adversarial(domain, seed) for seed in range(cases)]
+    ratios = [ratio(domain, case) for case in found]
+    worst = int(np.argmax(ratios))
+    inside = Found(ratios[worst], found[worst], domain.total * INSIDE)
+    return Row(domain, mirror_of(domain), cases, inside, breaking(domain), overflowing(domain))
+
+
+def domains(formats: Sequence[Format] = FORMATS, chunks: Sequence[int] = CHUNKS) -> Iterator[GateDomain]:
+    """The domains of the table: every format, chunk length and sub-chunk length."""
+    return (gate_domain(dtype, C, sub_C) for dtype in formats for C in chunks for sub_C in SUB_CHUNKS)
+
+
+def _float32(total: float) -> float:
+    """`total` rounded to float32, toward zero."""
+    value = np.float32(total)
+    return float(value if float(value) <= total else np.nextafter(value, np.float32(0)))
+
+
+def _sized(domain: GateDomain, case: Case, edits: tuple[Edit, ...] = ()) -> Case:
+    DK, DV = _SIZES[domain.C]
+    return case.replace(DK=DK, DV=DV, C=domain.C, block_DV=16, edits=(*case.edits, *edits))
