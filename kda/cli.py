@@ -409,6 +409,8 @@ random is drawn {seeds} times here (its seed is not known): the median, and the 
 
 
 @main.command()
+@click.option("--impl", metavar="NAME", help="The kernel that is asked, on its own rows (default: mirrors of all).")
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
 @click.option("--cases", default=500, show_default=True, metavar="N", help="Adversarial cases inside, for each row.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["f16", "bf16", "f32"]), help="Only this format.")
 @click.option(
@@ -422,6 +424,8 @@ random is drawn {seeds} times here (its seed is not known): the median, and the 
 @click.pass_context
 def domain(
     ctx: click.Context,
+    impl: str | None,
+    target: str,
     cases: int,
     dtypes: tuple[str, ...],
     chunks: tuple[str, ...],
@@ -448,10 +452,19 @@ def domain(
     if cases < 1 or (workers is not None and workers < 1):
         raise Misused("--cases and --workers must be at least 1")
     formats = [format_named(name) for name in dtypes] or border.FORMATS
-    asked = border.domains(formats, [int(C) for C in chunks] or border.CHUNKS)
+    asked = list(border.domains(formats, [int(C) for C in chunks] or border.CHUNKS))
+    on = None
+    if impl is not None:
+        chosen, target = _chosen(impl, target)
+        if chosen.unchecked() is None:
+            raise Misused(f"{chosen.name} cannot run unchecked; expected an implementation that can")
+        on = border.Subject(impl, target)
+        asked = [row for row in asked if on.takes(row)]
+        if not asked:
+            raise Misused(f"{chosen.name} on {target} has no row of these; drop --C or --dtype")
     workers = workers or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
-        made = list(pool.map(partial(border.row, cases=cases), asked))
+        made = list(pool.map(partial(border.row, cases=cases, on=on), asked))
     console = Console(highlight=False)
     border.print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
     if path is not None:

@@ -11,12 +11,12 @@ from kda.border.evidence import (
     FORMATS,
     Found,
     Row,
+    Subject,
     adversarial,
     breaking,
     domains,
     mirror_of,
     overflowing,
-    ratio,
     row,
 )
 from kda.border.show import data, markdown, print_table
@@ -26,6 +26,7 @@ __all__ = [
     "FORMATS",
     "Found",
     "Row",
+    "Subject",
     "adversarial",
     "breaking",
     "data",
@@ -34,6 +35,5 @@ __all__ = [
     "mirror_of",
     "overflowing",
     "print_table",
-    "ratio",
     "row",
 ]

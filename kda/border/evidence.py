@@ -27,12 +27,12 @@ __all__ = [
     "SUB_CHUNKS",
     "Found",
     "Row",
+    "Subject",
     "adversarial",
     "breaking",
     "domains",
     "mirror_of",
     "overflowing",
-    "ratio",
     "row",
 ]
 
@@ -61,8 +61,31 @@ _BREAKING = {
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What stands for the kernels with a domain: an implementation by name, and where it runs."""
+
+    impl: str
+    target: str = "c"
+
+    def takes(self, domain: GateDomain) -> bool:
+        """Whether it is a kernel with this domain: its format, its chunk length, its way to split the exponent."""
+        made = implementation(self.impl).unchecked()
+        if made is None or domain.dtype not in made.dtypes(self.target) or domain.sub_C != made.sub_C:
+            return False
+        return made.support(self.target, domain.dtype).refuses(_sized(domain, Case(dtype=domain.dtype))) is None
+
+    def ratio(self, case: Case) -> float:
+        """The worst ratio error / budget of `case`; whether its gate is inside the domain is not asked."""
+        made = implementation(self.impl).unchecked()
+        assert made is not None, f"{self.impl} cannot run unchecked"
+        inputs = case.inputs()
+        judged = judge(inputs, case.C, operand_units(inputs, case.C, case.dtype), made.sub_C)
+        return max(v.ratio for v in compare(made.run(inputs, case.tile, self.target), judged.outputs, judged.budget))
+
+
+@dataclass(frozen=True)
 class Found:
-    """A case, its worst ratio error / budget on the unchecked mirror, and the |gamma| that it reaches."""
+    """A case, its worst ratio error / budget where nothing is refused, and the |gamma| that it reaches."""
 
     ratio: float
     case: Case
@@ -73,12 +96,13 @@ class Found:
 class Row:
     """One line of the table.
 
-    domain: what is refused and what is not. inside: the worst of `cases` adversarial cases at the border. outside: a
-    case a little beyond it that breaks its budget. overflow: a constant gate whose k e^-gamma is infinite.
+    domain: what is refused and what is not. on: what computed it. inside: the worst of `cases` adversarial cases at the
+    border. outside: a case a little beyond it that breaks its budget. overflow: a constant gate whose k e^-gamma is
+    infinite.
     """
 
     domain: GateDomain
-    impl: str
+    on: Subject
     cases: int
     inside: Found
     outside: Found
@@ -90,19 +114,9 @@ class Row:
         return self.inside.ratio <= 1 < min(self.outside.ratio, self.overflow.ratio)
 
 
-def mirror_of(domain: GateDomain) -> str:
-    """The name of the implementation that mirrors a kernel with this domain."""
-    return "mirror" if domain.window == domain.C else f"mirror_sub{domain.window}"
-
-
-def ratio(domain: GateDomain, case: Case) -> float:
-    """The worst ratio error / budget of `case` on the mirror, which is not asked whether it takes the gate."""
-    made = implementation(mirror_of(domain)).unchecked()
-    assert made is not None
-    inputs = case.inputs()
-    units = operand_units(inputs, case.C, case.dtype)
-    judged = judge(inputs, case.C, units, made.sub_C)
-    return max(v.ratio for v in compare(made.run(inputs, case.tile, "c"), judged.outputs, judged.budget))
+def mirror_of(domain: GateDomain) -> Subject:
+    """The mirror of a kernel with this domain."""
+    return Subject("mirror" if domain.window == domain.C else f"mirror_sub{domain.window}")
 
 
 def adversarial(domain: GateDomain, seed: int, total: float | None = None) -> Case:
@@ -147,27 +161,28 @@ def adversarial(domain: GateDomain, seed: int, total: float | None = None) -> Ca
     return _sized(domain, Case(N=N, gate=gate, seed=draw.randrange(2**16), dtype=domain.dtype, **kinds), tuple(edits))  # type: ignore[arg-type]
 
 
-def breaking(domain: GateDomain) -> Found:
-    """The case a little outside the domain that breaks its budget."""
+def breaking(domain: GateDomain, on: Subject | None = None) -> Found:
+    """The case a little outside the domain that breaks its budget (on the mirror, unless said)."""
     case = _sized(domain, Case.parse(_BREAKING[domain.dtype]))
-    return Found(ratio(domain, case), case, -case.gate.params[1])
+    return Found((on or mirror_of(domain)).ratio(case), case, -case.gate.params[1])
 
 
-def overflowing(domain: GateDomain) -> Found:
+def overflowing(domain: GateDomain, on: Subject | None = None) -> Found:
     """A constant gate at which k e^-gamma overflows at the last token of the window, 0.1 % beyond `domain.overflow`."""
     total = domain.overflow * 1.001
     case = Case(N=domain.window, gate=f"log:{-total / domain.window!r}", q="equal", dtype=domain.dtype)  # type: ignore[arg-type]
     case = _sized(domain, case)
-    return Found(ratio(domain, case), case, total)
+    return Found((on or mirror_of(domain)).ratio(case), case, total)
 
 
-def row(domain: GateDomain, cases: int) -> Row:
-    """One line of the table, from `cases` adversarial cases."""
+def row(domain: GateDomain, cases: int, on: Subject | None = None) -> Row:
+    """One line of the table, from `cases` adversarial cases (on the mirror, unless said)."""
+    on = on or mirror_of(domain)
     found = [adversarial(domain, seed) for seed in range(cases)]
-    ratios = [ratio(domain, case) for case in found]
+    ratios = [on.ratio(case) for case in found]
     worst = int(np.argmax(ratios))
     inside = Found(ratios[worst], found[worst], domain.total * INSIDE)
-    return Row(domain, mirror_of(domain), cases, inside, breaking(domain), overflowing(domain))
+    return Row(domain, on, cases, inside, breaking(domain, on), overflowing(domain, on))
 
 
 def domains(formats: Sequence[Format] = FORMATS, chunks: Sequence[int] = CHUNKS) -> Iterator[GateDomain]:

@@ -56,7 +56,8 @@ def data(rows: Sequence[Row]) -> list[dict[str, object]]:
             "total": row.domain.total,
             "per_token": row.domain.per_token,
             "least_decay": row.domain.least_decay,
-            "impl": row.impl,
+            "impl": row.on.impl,
+            "target": row.on.target,
             "cases": row.cases,
             **{
                 f"{name}_{key}": value
