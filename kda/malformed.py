@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
+from typing import TypeVar
 
 import numpy as np
 
 from kda.kernels.compile import COUNTS
 from kda.problem import AXES, InputError, Inputs
 
-__all__ = ["Malformation", "malformations", "malformed", "refusal"]
+__all__ = ["Malformation", "malformations", "malformed", "outcome", "refusal"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,24 @@ def malformed(inputs: Inputs, seed: int) -> tuple[Malformation, Inputs]:
     return choice, inputs.replace(**{choice.tensor: choice.breaks(array, seed // len(choices))})
 
 
-def refusal(attempt: Callable[[], object], what: object = "this") -> InputError:
-    """The InputError that `attempt` raises; AssertionError where it raises none, or launches something first."""
+def outcome(attempt: Callable[[], T], what: object = "this") -> T | InputError:
+    """What `attempt` returns, or the InputError it raises; AssertionError where it launched something first."""
     __tracebackhide__ = True
     before = COUNTS.launches
     try:
-        attempt()
+        return attempt()
     except InputError as error:
         if before != COUNTS.launches:
             raise AssertionError(f"{what} was refused only after a launch: {error}") from None
         return error
+
+
+def refusal(attempt: Callable[[], object], what: object = "this") -> InputError:
+    """The InputError that `attempt` raises; AssertionError where it raises none, or launches something first."""
+    __tracebackhide__ = True
+    got = outcome(attempt, what)
+    if isinstance(got, InputError):
+        return got
     raise AssertionError(f"{what} was computed; it must be refused with an InputError")
 
 

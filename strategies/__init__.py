@@ -10,6 +10,7 @@ from strategies.gates import gates
 from strategies.shapes import sizes, tiles, token_counts
 from strategies.states import states
 from strategies.vectors import keys, queries, values
+from strategies.wild import wild_cases, wild_gates
 
 __all__ = [
     "betas",
@@ -25,4 +26,6 @@ __all__ = [
     "tiles",
     "token_counts",
     "values",
+    "wild_cases",
+    "wild_gates",
 ]

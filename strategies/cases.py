@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 from hypothesis import strategies as st
@@ -21,16 +21,19 @@ from strategies.vectors import keys as key_kinds
 from strategies.vectors import queries as query_kinds
 from strategies.vectors import values as value_kinds
 
-__all__ = ["Palette", "Piece", "cases", "edits", "far_cases", "lattice_cases"]
+__all__ = ["SIMPLE_EDITS", "GatesFor", "Palette", "Piece", "cases", "edits", "far_cases", "lattice_cases"]
 
 #: How a law narrows one tensor: the names of the kinds it wants, or a strategy that draws the kind; None for all.
 Piece: TypeAlias = Sequence[str] | st.SearchStrategy[Kind] | None
 
+#: What makes the strategy of gates of (C, the domain's total, tokens=N), as `strategies.gates` does.
+GatesFor: TypeAlias = Callable[..., st.SearchStrategy[Kind]]
+
 #: The values an edit may set, per tensor.
 Palette: TypeAlias = Mapping[str, tuple[float, ...]]
 
-# q and k at most 1 in size, for a delta rule with longer keys runs away; g only 0, which keeps any gate domain.
-_SIMPLE: Palette = {
+#: q and k at most 1 in size, for a delta rule with longer keys runs away; g only 0, which keeps any gate domain.
+SIMPLE_EDITS: Palette = {
     "v": (0.0, 1.0, -1.0, 0.5, 2.0, 4.0),
     "beta": (0.0, 1.0, 0.5),
     "k": (0.0, 1.0, -1.0, 0.5),
@@ -50,7 +53,7 @@ _SEEDS = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def edits(draw: st.DrawFn, sizes: Sizes, palette: Palette = _SIMPLE) -> Edit:
+def edits(draw: st.DrawFn, sizes: Sizes, palette: Palette = SIMPLE_EDITS) -> Edit:
     """One edit of a tensor in `palette` (of q, k, v, g, beta, state): a place within `sizes`, a value listed there.
 
     Shrinks to the first value of the first tensor, at token 0, channel 0, in every batch and head.
@@ -82,11 +85,17 @@ def _names(piece: Piece) -> tuple[str, ...] | None:
     return None if piece is None or isinstance(piece, st.SearchStrategy) else tuple(piece)
 
 
+def _gates_for(support: Support, piece: Piece) -> GatesFor:
+    if isinstance(piece, st.SearchStrategy):
+        return lambda C, total, tokens: piece
+    return partial(_kept_gates, per_token=support.max_token_gate, names=_names(piece))
+
+
 def cases(
     support: Support,
     dtype: Format | None = None,
     *,
-    gates: Piece = None,
+    gates: Piece | GatesFor = None,
     betas: Piece = None,
     keys: Piece = None,
     queries: Piece = None,
@@ -99,13 +108,14 @@ def cases(
     """A case that `support` can run; structure only, the arrays come from `Case.inputs`.
 
     dtype: this format instead of any that is supported. gates, betas, keys, queries, values, states: the kinds to draw
-    from, by name or by strategy (a strategy keeps to the domain itself). min_tokens: the smallest N. window: tokens
-    over which the gate domain must hold, C (or a sub-chunk) unless given (a law that varies C gives its largest).
-    edits: whether up to three sparse edits are added, or the values they may set per tensor.
+    from, by name or by strategy (a strategy keeps to the domain itself); gates also by a function, see `GatesFor`.
+    min_tokens: the smallest N. window: tokens over which the gate domain must hold, C (or a sub-chunk) unless given (a
+    law that varies C gives its largest). edits: whether up to three sparse edits are added, or the values they may set
+    per tensor.
 
     Shrinks to one token, one head, no decay, beta one, one-hot q and k, v ones, no state, no edits, seed 0.
     """
-    pieces: dict[str, Piece] = {"gate": gates, "beta": betas, "q": queries, "k": keys, "v": values, "state": states}
+    pieces: dict[str, Piece] = {"beta": betas, "q": queries, "k": keys, "v": values, "state": states}
     if not support.initial_state:
         pieces["state"] = ("none",)
     ready = {name: piece for name, piece in pieces.items() if isinstance(piece, st.SearchStrategy)}
@@ -120,9 +130,9 @@ def cases(
         min_tokens,
         window,
         ready,
-        _names(gates),
+        gates if callable(gates) else _gates_for(support, gates),
         _names(keys),
-        {} if edits is False else _SIMPLE if edits is True else edits,
+        {} if edits is False else SIMPLE_EDITS if edits is True else edits,
     )
 
 
@@ -135,7 +145,7 @@ def _cases(
     min_tokens: int,
     window: int | None,
     ready: Mapping[str, st.SearchStrategy[Kind]],
-    gate_names: tuple[str, ...] | None,
+    gates_for: GatesFor,
     key_names: tuple[str, ...] | None,
     palette: Palette,
 ) -> Case:
@@ -146,10 +156,8 @@ def _cases(
     H = draw(st.integers(1, support.max_heads))
     # The seed comes before the kinds: their draws vary in number, and a seed that moves with them is lost in shrinking.
     seed = draw(_SEEDS)
-    total, per_token = support.max_total_gate(dtype), support.max_token_gate
-    gate = _kept_gates(window or support.gate_window(tile.C), total, tokens=N, per_token=per_token, names=gate_names)
     kinds = {
-        "gate": draw(ready.get("gate", gate)),
+        "gate": draw(gates_for(window or support.gate_window(tile.C), support.max_total_gate(dtype), tokens=N)),
         "beta": draw(ready["beta"]),
         "q": draw(ready["q"]),
         "k": draw(ready.get("k", _kept_keys(N, names=key_names))),

@@ -9,7 +9,7 @@ import numpy as np
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, at_words
 
-__all__ = ["Verdict", "compare", "difference", "row_errors"]
+__all__ = ["Verdict", "all_finite", "compare", "difference", "row_errors"]
 
 #: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
 TRUSTED_ROWS = 0.1
@@ -53,6 +53,11 @@ def compare(got: Outputs, expected: Outputs, budget: Budget) -> list[Verdict]:
         if of_got.size or of_expected.size:  # one of the two may have been left out, see Outputs.only
             verdicts.append(_verdict(tensor, of_got, of_expected, getattr(budget, tensor)))
     return sorted(verdicts, key=lambda v: -v.ratio)
+
+
+def all_finite(*results: Outputs | Budget) -> bool:
+    """Whether no value of any of `results` is NaN or infinite: a NaN in both, or a budget without end, would pass."""
+    return all(bool(np.isfinite(array).all()) for one in results for array in (one.o, one.final_state))
 
 
 def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndarray) -> Verdict:
