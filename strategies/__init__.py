@@ -6,7 +6,7 @@ case that still has a signal, and none rejects what it drew.
 
 from strategies.betas import betas
 from strategies.cases import cases, edits, far_cases, lattice_cases
-from strategies.gates import gates
+from strategies.gates import gates, gates_between
 from strategies.shapes import sizes, tiles, token_counts
 from strategies.states import states
 from strategies.vectors import keys, queries, values
@@ -18,6 +18,7 @@ __all__ = [
     "edits",
     "far_cases",
     "gates",
+    "gates_between",
     "keys",
     "lattice_cases",
     "queries",

@@ -12,7 +12,7 @@ from kda.case import Kind
 from kda.kinds import LN2
 from strategies._pick import pick, pick_name
 
-__all__ = ["gates"]
+__all__ = ["gates", "gates_between"]
 
 # `none` often: without decay nothing hides an error of the solve or of the carry.
 _WEIGHTS = {
@@ -95,3 +95,17 @@ def gates(
         lo = draw(pick(_decays(even)))
         return Kind(name, (lo, draw(pick((1.0, lo, 0.999) if lo < 0.999 else (1.0,)))))
     return Kind("none")
+
+
+@st.composite
+def gates_between(draw: st.DrawFn, low: float, high: float) -> Kind:
+    """A gate kind whose decays all lie in [low, high], whatever the domain; both ends in thousandths.
+
+    Shrinks to the constant gate at `low`.
+    """
+    thousandths = round(1000 * low), round(1000 * high)
+    name = draw(pick(("constant", "channel", "uniform")))
+    lo = draw(st.integers(*thousandths))
+    if name == "constant":
+        return Kind(name, (lo / 1000,))
+    return Kind(name, (lo / 1000, draw(st.integers(lo, thousandths[1])) / 1000))

@@ -15,8 +15,9 @@ import strategies
 from kda.case import Case, Kind
 from kda.formats import BF16, F16, F32
 from kda.kinds import KINDS
+from kda.numerics.side import gate_side
 from kda.support import Support, TileChoice
-from strategies import betas, cases, gates, keys, lattice_cases, token_counts
+from strategies import betas, cases, gates, gates_between, keys, lattice_cases, token_counts, wild_cases, wild_gates
 
 OURS = Support(
     dtypes=(F32, F16, BF16),
@@ -213,16 +214,91 @@ def test_unknown_kinds_are_named():
     assert {k.name for k in draws(gates(16, 0.5, names=("none", "powers")), 20)} == {"none"}
 
 
+# Gates without a domain
+
+
+@pytest.fixture(scope="module", params=[F16, BF16, F32], ids=str)
+def wild(request):
+    found = draws(wild_cases(OURS, request.param), 1500)
+    return [(case, case.inputs(), OURS.max_total_gate(request.param)) for case in found]
+
+
+def test_about_half_of_the_wild_gates_are_outside_the_domain(wild):
+    sides = [gate_side(inputs, case.C, total) for case, inputs, total in wild]
+    assert 0.35 < sum(side.outside for side in sides) / len(sides) < 0.65
+    assert 0.35 < sum(side.inside for side in sides) / len(sides) < 0.65
+
+
+def test_wild_gates_reach_minus_1000_and_every_decade_above(wild):
+    deepest = [-inputs.g.min() for _, inputs, _ in wild]
+    assert max(deepest) == 1000
+    assert sum(depth == 1000 for depth in deepest) > 20
+    for decade in range(-4, 3):
+        assert sum(10**decade <= depth < 10 ** (decade + 1) for depth in deepest) > 20, f"1e{decade}"
+    assert any((inputs.g == -1000).all() and case.N > 1 for case, inputs, _ in wild)
+
+
+def test_wild_gates_have_every_shape(wild):
+    counts = Counter(case.gate.name for case, _, _ in wild)
+    for name in ("log", "spike", "edge", "alternating", "head", "shared", "channel", "uniform", "softplus", "bounded"):
+        assert counts[name] >= 10, name
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last", "end of a chunk", "start of a chunk"])
+def test_wild_spikes_are_where_checks_go_wrong(wild, where):
+    def there(case):
+        t = case.gate.params[0]
+        return {
+            "first": t == 0,
+            "middle": t == case.N // 2,
+            "last": t == case.N - 1,
+            "end of a chunk": t % case.C == case.C - 1,
+            "start of a chunk": t and t % case.C == 0,
+        }[where]
+
+    assert sum(case.gate.name == "spike" and case.N > 2 and there(case) for case, _, _ in wild) >= 10
+
+
+def test_wild_edits_close_one_channel_of_one_token(wild):
+    edited = [edit for case, _, _ in wild for edit in case.edits if edit.tensor == "g"]
+    assert {edit.value for edit in edited} == {0.0, -1.0, -10.0, -100.0, -1000.0}
+    assert {len(edit.index) for edit in edited} == {2, 4}
+
+
+def test_wild_gates_come_near_the_border_from_both_sides(wild):
+    ratios = np.array([gate_side(inputs, case.C, total).reached / total for case, inputs, total in wild])
+    for near in (0.11, 0.01, 1e-4):
+        assert (np.abs(ratios - 1) < near).sum() >= 20, near
+        assert ((ratios > 1) & (ratios < 1 + near)).sum() >= 8, near
+        assert ((ratios < 1) & (ratios > 1 - near)).sum() >= 8, near
+
+
+def test_without_a_domain_the_border_is_that_of_float64():
+    totals = np.array([worst_total(case.inputs().g, case.C) for case in draws(wild_cases(FREE), 600)])
+    assert ((totals > 0.99 * 708) & (totals < 1.01 * 708)).sum() >= 10
+
+
+def test_gates_between_stay_between():
+    kinds = set(draws(gates_between(0.9, 0.999), 500))
+    assert {kind.name for kind in kinds} == {"constant", "channel", "uniform"}
+    assert {0.9, 0.999} <= {kind.params[0] for kind in kinds}
+    for kind in kinds:
+        a = np.exp(Case(N=8, DK=4, dtype=F32, gate=kind).inputs().g)
+        assert a.min() > 0.9 - 1e-7, kind
+        assert a.max() < 0.999 + 1e-7, kind
+
+
 # Cost
 
 
+@pytest.mark.parametrize("strategy", [cases, wild_cases], ids=["cases", "wild_cases"])
 @pytest.mark.parametrize("name", EVERYONE)
-def test_nothing_is_rejected(name):
+def test_nothing_is_rejected(name, strategy):
     # Hypothesis also counts overruns: mutated test cases of its own that end too early, which no strategy can help.
     ran = 0
 
     @settings(max_examples=300, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[])
-    @given(cases(EVERYONE[name]))
+    @given(strategy(EVERYONE[name]))
     def run(case):
         nonlocal ran
         ran += 1
@@ -280,6 +356,33 @@ def test_shrinks_a_deep_decay(seed):
     assert small.state.name == "none"
 
 
+@pytest.mark.parametrize("seed", SEEDS[:6])
+@pytest.mark.parametrize(("least", "most"), [(9.7, 11), (900, 1000)])
+def test_wild_gates_shrink_to_one_token_of_the_least_depth(seed, least, most):
+    small = smallest(wild_cases(OURS, F16), lambda c: -c.inputs().g.min() > least, seed)
+    assert least < -small.inputs().g.min() <= most
+    assert (small.B, small.N, small.H, small.seed, small.state.name) == (1, 1, 1, 0, "none")
+    assert len(str(small)) < 40
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_a_gate_just_outside_shrinks_to_the_edge(seed):
+    just_outside = smallest(wild_cases(OURS, F16), lambda c: 1 < worst_total(c.inputs().g, c.C) / 9.7 < 1.02, seed)
+    assert (just_outside.N, just_outside.B, just_outside.H, just_outside.edits) == (1, 1, 1, ())
+    assert just_outside.gate.name in ("edge", "spike")
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_a_gate_outside_in_the_second_chunk_alone_shrinks(seed):
+    def in_the_second_alone(case):
+        g = case.inputs().g
+        return case.N > case.C and worst_total(g[:, : case.C], case.C) < 9 < worst_total(g, case.C)
+
+    small = smallest(wild_cases(OURS, F16), in_the_second_alone, seed)
+    assert (small.B, small.N, small.H, small.v.name, small.state.name) == (1, 17, 1, "ones", "none")
+    assert len(str(small)) < 40
+
+
 @pytest.mark.parametrize("seed", SEEDS[:4])
 def test_shrinks_the_mix_of_head_and_batch(seed):
     assert str(smallest(cases(OURS), lambda c: c.B * c.H >= 4, seed)) in (
@@ -290,6 +393,8 @@ def test_shrinks_the_mix_of_head_and_batch(seed):
 
 def test_each_piece_shrinks_to_its_simplest():
     assert str(smallest(gates(16, 9.7), lambda k: True, 0)) == "none"
+    assert str(smallest(wild_gates(16, 9.7), lambda k: True, 0)) == "none"
+    assert str(smallest(gates_between(0.9, 0.999), lambda k: True, 0)) == "constant:0.9"
     assert str(smallest(betas(2.0), lambda k: True, 0)) == "one"
     assert str(smallest(keys(9), lambda k: True, 0)) == "onehot"
     assert str(smallest(strategies.states(), lambda k: k.name != "none", 0)) == "zeros"

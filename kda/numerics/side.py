@@ -1,4 +1,4 @@
-"""On which side of a gate domain's border a case lies: a second opinion, which shares no code with kda/numerics/domain.py.
+"""On which side of a gate domain's border a case lies: a second opinion, without the code of kda/numerics/domain.py.
 
 The gates never rise above 0, so that |gamma| is largest at the end of a chunk: one sum per chunk decides.
 """
