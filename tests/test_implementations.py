@@ -17,6 +17,7 @@ from kda.implementations import Memory, MemoryViolation, implementation, impleme
 from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import COUNTS
 from kda.kernels.launch import compiled_kernel
+from kda.malformed import outcome, refusal
 from kda.numerics.domain import DomainError
 from kda.problem import InputError, Tile
 from kda.references import ref_A_fast, ref_C_fast
@@ -288,3 +289,34 @@ def test_a_kernel_is_compiled_once_on_a_machine(tmp_path):
     (third,) = processes(1, tmp_path)
     assert third["counts"] == [0, 1, 1]
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*.so")) == libraries
+
+
+# Computed or refused
+
+
+def raising(error, launches=0):
+    def attempt():
+        COUNTS.launches += launches
+        raise error
+
+    return attempt
+
+
+def test_an_outcome_is_what_was_computed_or_why_it_was_not():
+    error = DomainError("g is too deep")
+    assert outcome(lambda: 7) == 7
+    assert outcome(raising(error)) is error
+    assert refusal(raising(error)) is error
+
+
+def test_a_refusal_after_a_launch_is_none():
+    for ask in (outcome, refusal):
+        with pytest.raises(AssertionError, match="a gate was refused only after a launch: g is too deep"):
+            ask(raising(DomainError("g is too deep"), launches=1), "a gate")
+
+
+def test_what_is_no_refusal_is_not_taken_for_one():
+    with pytest.raises(AssertionError, match="a gate was computed; it must be refused"):
+        refusal(lambda: 7, "a gate")
+    with pytest.raises(ZeroDivisionError):
+        outcome(raising(ZeroDivisionError()))

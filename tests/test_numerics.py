@@ -12,11 +12,12 @@ import torch
 from kda.case import Case
 from kda.formats import BF16, F16, F32, F64, FORMATS, Format, format_named
 from kda.implementations import implementation
-from kda.numerics.budget import Budget, Judged, Units, judge, mirror_units, operand_units
-from kda.numerics.compare import compare, difference
+from kda.numerics.budget import Budget, Judged, Units, doubling_units, judge, mirror_units, operand_units
+from kda.numerics.compare import all_finite, compare, difference
 from kda.numerics.domain import DomainError, chunk_gamma, gate_domain, scaled_to, worst_place
 from kda.numerics.lattice import exact_outputs
 from kda.numerics.limits import relative_budget
+from kda.numerics.side import gate_side
 from kda.problem import InputError, Inputs, Outputs
 from kda.references import ref_A, ref_A_fast, ref_C_fast
 from strategies import cases, lattice_cases
@@ -207,6 +208,86 @@ def test_long_keys_tighten_the_domain():
     assert not domain.surely_holds(-domain.total, 2)
 
 
+# On which side of its border
+
+
+def with_gates(g: np.ndarray, k: float = 0.5) -> Inputs:
+    """Inputs of which only the gates g `[B, N, H, DK]` and the size of the keys matter."""
+    return Inputs(q=0 * g, k=0 * g + k, v=0 * g, g=g, beta=0 * g[..., 0])
+
+
+@EVERY
+def test_the_side_agrees_with_the_domain(dtype):
+    random = np.random.default_rng(3)
+    for C, N in ((4, 11), (16, 16), (5, 3)):
+        domain = gate_domain(dtype, C)
+        g = -(random.exponential(size=(2, N, 3, 5)) ** 3)
+        for factor in (0.5, 0.999, 0.99999, 1.00001, 1.001, 2):
+            inputs = with_gates(scaled_to(g, C, factor * domain.total))
+            side = gate_side(inputs, C, domain.total)
+            assert abs(side.reached / side.border - factor) < 1e-12
+            assert (side.inside, side.outside) == (factor < 1, factor > 1)
+            if side.outside:
+                with pytest.raises(DomainError) as refused:
+                    domain.check_inputs(inputs)
+                assert side.named_in(str(refused.value))
+            else:
+                domain.check_inputs(inputs)
+
+
+def test_next_to_the_border_either_side_will_do():
+    """What rounds g to float32, or sums it there, may come out on the other side, but not by more."""
+    for C in (16, 64):
+        sliver = C * 2.0**-24 + 1e-6
+        for slivers, close in ((0, True), (-0.9, True), (0.9, True), (-1.1, False), (1.1, False)):
+            factor = 1 + slivers * sliver
+            side = gate_side(with_gates(np.full((1, 1, 1, 1), -9.7 * factor)), C, 9.7)
+            assert side.too_close_to_call == close, factor
+            assert (side.inside, side.outside) == (not close and factor < 1, not close and factor > 1)
+        edge = Case(N=C, C=C, dtype=F32, gate=f"edge:87.3:{C}").inputs()
+        assert gate_side(edge, C, 87.3).too_close_to_call
+
+
+def test_without_a_border_every_gate_is_inside():
+    side = gate_side(with_gates(np.full((1, 5, 1, 1), -1000.0)), 4, inf)
+    assert side.inside
+    assert not side.outside
+    assert not side.too_close_to_call
+    assert str(side) == "|gamma| reaches 4000, at most inf is in the domain"
+
+
+def test_long_keys_move_the_border():
+    g = np.full((1, 4, 1, 1), -2.0)
+    assert gate_side(with_gates(g, k=1.0), 4, 8.5).inside
+    assert gate_side(with_gates(g, k=2.0), 4, 8.5).outside
+    assert gate_side(with_gates(0 * g, k=6e4), 4, 8.5).border == 0
+    assert gate_side(with_gates(0 * g, k=6e4), 4, 8.5).reached == 0
+
+
+def test_a_message_must_name_a_worst_place():
+    g = np.full((2, 9, 2, 3), -0.5)
+    g[1, 5, 0, 2] = -40  # in the second chunk of 4, whose last token is 7
+    g[0, 8, 1, 1] = -41.5  # the first of the last chunk
+    side = gate_side(with_gates(g), 4, 9.7)
+    assert side.outside
+    assert side.reached == 41.5
+    for place, worst in {
+        "batch 1, token 7, head 0, channel 2": True,
+        "batch 0, token 8, head 1, channel 1": True,
+        "batch 1, token 5, head 0, channel 2": False,  # not the whole sum yet
+        "batch 1, token 7, head 1, channel 2": False,
+        "batch 0, token 7, head 0, channel 2": False,
+        "batch 0, token 9, head 1, channel 1": False,  # there is none
+        "token 8, head 1, channel 1": False,
+    }.items():
+        assert side.named_in(f"g is too deep at {place}; use another") == worst, place
+    silent = np.zeros((1, 4, 1, 1))
+    silent[0, 1] = -20
+    side = gate_side(with_gates(silent), 4, 9.7)
+    assert side.named_in("at batch 0, token 1, head 0, channel 0;")
+    assert not side.named_in("at batch 0, token 3, head 0, channel 0;")  # |gamma| is as large, but this token is open
+
+
 # The comparison
 
 
@@ -271,6 +352,20 @@ def test_a_comparison_that_cannot_fail_is_not_trusted():
     mixed = outputs(0.0)
     mixed.o[0, 1] = 1.0  # the only row that says anything
     assert next(v for v in compare(mixed, mixed, ROWS) if v.tensor == "o").trusted
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_all_finite_looks_at_every_array(value):
+    assert all_finite(outputs(), ROWS)
+    for tensor in ("o", "final_state"):
+        array = getattr(outputs(), tensor).copy()
+        array.flat[-1] = value
+        assert not all_finite(
+            outputs(), Outputs(**{"o": outputs().o, "final_state": outputs().final_state, tensor: array})
+        )
+        row = getattr(ROWS, tensor).copy()
+        row.flat[-1] = value
+        assert not all_finite(outputs(), Budget(**{"o": ROWS.o, "final_state": ROWS.final_state, tensor: row}))
 
 
 def test_difference_counts_and_places():
@@ -472,6 +567,22 @@ def test_another_order_of_additions_stays_within_the_budget_of_the_mirror(dtype)
         ratios.append(worst_ratio(Outputs(got.o, got.final_state[:, :, ::-1]), mirrored(case, inputs), budget))
     assert max(ratios) <= 1
     assert max(ratios) > 0  # some did differ
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "gate", ["log:-1000.0", "log:-10000.0", "spike:5:-1000.0", "alternating:-1000.0", "edge:1000.0:4"]
+)
+def test_no_gate_is_too_deep_for_the_judge(dtype, gate):
+    """A NaN here would be equal to a kernel's NaN, and an endless budget would forgive everything."""
+    kinds = {"k": "equal", "q": "equal", "v": "gauss", "state": "gauss", "beta": "uniform:0.1:0.9"}
+    inputs = Case(N=11, C=4, dtype=dtype, gate=gate, seed=3, **kinds).inputs()
+    for units in (operand_units, mirror_units, doubling_units):
+        found = judge(inputs, 4, units(inputs, 4, dtype))
+        assert all_finite(found.outputs, found.budget)
+    found = judged(inputs, 4, dtype)
+    signal = np.linalg.norm(found.outputs.o, axis=-1)
+    assert (found.budget.o < {F16: 0.2, BF16: 0.5, F32: 0.2, F64: 0.2}[dtype] * signal).all()
 
 
 # The lattice

@@ -7,6 +7,24 @@ from kda.mutation.rewrite import Edit
 
 __all__ = ["LAUNCH"]
 
+GATES = "gate_domain.any_gate_is_computed_or_refused"
+
+
+def _total_times(factor: str) -> Edit:
+    return Edit(
+        "the longest key, with which the gate domain is looked at",
+        "k_max = max(_l, _h)",
+        f"k_max = max(_l, _h)\ndomain = type(domain)(**{{**vars(domain), 'total': {factor} * domain.total}})",
+        function="_check_values",
+    )
+
+
+def _check_only(gates: str) -> Edit:
+    return Edit(
+        "the check of the gates", "domain.check(_g, _k)", f"domain.check({gates}, _k)", function="_check_values"
+    )
+
+
 LAUNCH = (
     Mistake(
         "strides-assumed",
@@ -67,6 +85,38 @@ LAUNCH = (
             ),
         ),
         law="contract.the_gate_domain_is_tight",
+    ),
+    Mistake(
+        "gate-domain-too-wide",
+        "gates up to 10 % outside the domain are computed, in silence",
+        "article 1.3: e^-gamma is taken to fit as long as it is below the largest number of the format",
+        launch=(_total_times("1.1"),),
+        law=GATES,
+    ),
+    Mistake(
+        "gate-domain-too-narrow",
+        "gates in the last tenth of the domain are refused, though they would be computed",
+        "article 2.1: a lower bound of 0.9 is asked for where 0.8593 would do",
+        launch=(_total_times("0.9"),),
+        law=GATES,
+        tokens=16,  # one deep token or a chunk of shallow ones: neither is simpler to a shrinker
+    ),
+    Mistake(
+        "gate-domain-of-the-first-chunk",
+        "only the gates of the first chunk are checked",
+        "article 1.2: gamma starts anew in every chunk",
+        launch=(_check_only("_g[:, :domain.C]"),),
+        law=GATES,
+        tokens=17,
+    ),
+    Mistake(
+        "gate-domain-of-the-first-batch",
+        "only the gates of batch 0 are checked",
+        "article 4: one program for each batch and head, each with gates of its own",
+        launch=(_check_only("_g[:1]"),),
+        law=GATES,
+        tokens=16,
+        members=3,  # the gates that differ between batches are drawn, and the deep one may be in any
     ),
     Mistake(
         "positive-gate-unchecked",
