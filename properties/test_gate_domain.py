@@ -27,7 +27,8 @@ def bounds_sums_alone(subject):
 def computed_or_refused(subject, case):
     """Outputs, finite, and what they are judged by, where `case` is inside the domain; None where it was refused."""
     inputs = case.inputs()
-    side = gate_side(inputs, case.C, subject.support.max_total_gate(subject.dtype))
+    support = subject.support
+    side = gate_side(inputs, support.gate_window(case.C), support.max_total_gate(subject.dtype))
     got = outcome(lambda: subject.run(inputs, case.tile), "a gate")
     if isinstance(got, InputError):
         assert isinstance(got, DomainError), f"expected a DomainError: {got}"

@@ -21,7 +21,7 @@ _PLACE = re.compile(r"batch (\d+), token (\d+), head (\d+), channel (\d+)\b")
 
 @dataclass(frozen=True)
 class GateSide:
-    """The largest |gamma| that the gates g `[B, N, H, DK]` reach over chunks of C tokens, and the largest allowed."""
+    """The largest |gamma| that gates g `[B, N, H, DK]` reach over (sub-)chunks of C tokens, and the largest allowed."""
 
     g: np.ndarray
     C: int
