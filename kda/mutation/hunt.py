@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given
 from kda.case import Case
 from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
-from kda.suite.smaller import smaller
+from kda.suite.smaller import smaller_failure
 from kda.suite.watch import Watch
 
 __all__ = ["Hunt", "hunt"]
@@ -47,7 +47,7 @@ def hunt(
     strategy: of the cases; the law's own where None. watch: told of every case before it runs.
     """
     failures: list[tuple[int, float, Case, Exception]] = []
-    examined = 0
+    record = Record(law.name, subject.id)
     started = time.perf_counter()
 
     @hypothesis.seed(seed)
@@ -62,12 +62,10 @@ def hunt(
     )
     @given(case=law.cases(subject) if strategy is None else strategy)
     def search(case: Case) -> None:
-        nonlocal examined
-        examined += 1
         try:
-            law.holds_for(subject, case, Record(law.name, subject.id), watch)
+            law.holds_for(subject, case, record, watch)
         except Exception as error:
-            failures.append((examined, time.perf_counter() - started, case, error))
+            failures.append((record.cases, time.perf_counter() - started, case, error))
             raise
 
     try:
@@ -77,24 +75,11 @@ def hunt(
         if not failures:
             raise
     if not failures:
-        return Hunt(None, examined, None, "", time.perf_counter() - started)
+        return Hunt(None, record.cases, None, "", time.perf_counter() - started)
     first, seconds, _, _ = failures[0]
     # Hypothesis ends by replaying the smallest.
     _, _, case, error = failures[-1]
-
-    def fails(candidate: Case) -> bool:
-        nonlocal examined, error
-        if law.excludes(subject, candidate) is not None:
-            return False
-        examined += 1
-        try:
-            law.holds_for(subject, candidate, Record(law.name, subject.id), watch)
-        except Exception as raised:
-            error = raised
-            return True
-        return False
-
     if shrink and strategy is None:
-        case = smaller(case, fails)
+        case, error = smaller_failure(law, subject, case, error, record, watch)
     said = next(iter(str(error).splitlines()), "")
-    return Hunt(first, examined, case, f"{type(error).__name__}: {said}", seconds)
+    return Hunt(first, record.cases, case, f"{type(error).__name__}: {said}", seconds)

@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,10 @@ class Law:
 
         The law's own conditions on the kinds, on N and on edits, and what the subject supports.
         """
-        for name, field in _NARROWED.items():
+        for name, narrowed in _NARROWED.items():
             kinds = self.narrowing.get(name)
-            if isinstance(kinds, (tuple, list)) and getattr(case, field).name not in kinds:
-                return f"{field} is {getattr(case, field)}; the law is about {', '.join(kinds)}"
+            if isinstance(kinds, (tuple, list)) and getattr(case, narrowed).name not in kinds:
+                return f"{narrowed} is {getattr(case, narrowed)}; the law is about {', '.join(kinds)}"
         too_short = range(1, self.narrowing.get("min_tokens", 1))
         if case.N in too_short:
             return f"N is {case.N}; the law needs at least {too_short.stop}"
@@ -174,6 +174,20 @@ class Law:
             record.cases += 1
             record.untrusted += examination.untrusted
 
+    def heard_by(self, hear: Callable[[Case, dict[str, float]], None]) -> Law:
+        """The same law, which tells `hear` of every case that holds.
+
+        With the case come the ratios error / budget of what it compared, by comparison: the worst of each that can be
+        trusted and is not zero.
+        """
+
+        def body(subject: Subject, case: Case) -> None:
+            __tracebackhide__ = True
+            self.body(subject, case)
+            hear(case, _examinations[-1].ratios)
+
+        return replace(self, body=body)
+
     def notes(self, subject: Subject, line: str) -> list[str]:
         """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it, as what line."""
         which = f"--property {self.name}"
@@ -192,6 +206,7 @@ class _Examination:
     record: Record
     said: list[str] | None
     untrusted: bool = False
+    ratios: dict[str, float] = field(default_factory=dict)
 
 
 _examinations: list[_Examination] = []
@@ -276,12 +291,15 @@ def law(
     return decorate
 
 
-def _observe(ratio: float, trusted: bool, *lines: str) -> None:
+def _observe(ratio: float, trusted: bool, *lines: str, what: str = "") -> None:
     for examination in _examinations[-1:]:
         if examination.said is not None:
             examination.said.extend(lines)
         examination.untrusted |= not trusted
         examination.record.observe(ratio, trusted, examination.line)
+        if trusted and 0 < ratio < np.inf:
+            comparison = re.sub("[0-9]+", "", what)  # the numbers in it are the case's: a place, a chunk length
+            examination.ratios[comparison] = max(ratio, examination.ratios.get(comparison, 0.0))
 
 
 def within(got: Outputs, expected: Outputs, budget: Budget, what: str = "") -> None:
@@ -292,7 +310,7 @@ def within(got: Outputs, expected: Outputs, budget: Budget, what: str = "") -> N
     __tracebackhide__ = True
     verdicts = compare(got, expected, budget)
     lines = [f"{what + ': ' if what else ''}{verdict}" for verdict in verdicts]
-    _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts), *lines)
+    _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts), *lines, what=what)
     failed = [line for line, verdict in zip(lines, verdicts, strict=True) if not verdict.passed]
     if failed:
         raise AssertionError("\n".join(failed))
@@ -317,7 +335,7 @@ def meaningful(condition: bool) -> bool:
 def bounded(ratio: float, what: str) -> None:
     """Assert that a ratio error / allowed is at most 1; it is recorded. what: what the error is of."""
     __tracebackhide__ = True
-    _observe(ratio, True)
+    _observe(ratio, True, what=what)
     if not ratio <= 1:
         raise AssertionError(f"{what}: {ratio:.3g} times what is allowed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -12,12 +13,19 @@ from typing import Any
 from kda.files import write_whole
 from kda.kernels.compile import COUNTS
 
-__all__ = ["Record", "Run"]
+__all__ = ["WORST", "Record", "Run"]
+
+#: How many of the worst cases are kept, per test and per property.
+WORST = 5
 
 
 @dataclass
 class Record:
-    """What one test did: one property on one subject."""
+    """What one test did: one property on one subject.
+
+    worst: the cases with the largest ratios, (ratio, line, subject), the worst first. climbed: cases that a climb
+    examined. before, after: the worst ratio of the search, and that of the search and the climb; 0 without a climb.
+    """
 
     property: str
     subject: str
@@ -29,11 +37,19 @@ class Record:
     compiles: int = 0
     cache_hits: int = 0
     guard_lines: int = 0
+    climbed: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    worst: list[tuple[float, str, str]] = field(default_factory=list)
 
     def observe(self, ratio: float, trusted: bool, line: str) -> None:
         """Note the ratio of one comparison; one that proves nothing is not kept as the worst."""
-        if trusted and ratio >= self.worst_ratio:
+        if not trusted:
+            return
+        if ratio >= self.worst_ratio:
             self.worst_ratio, self.worst_case = ratio, line
+        if ratio > 0 and (len(self.worst) < WORST or ratio > self.worst[-1][0]):
+            self.worst = _worst([*self.worst, (ratio, line, self.subject)])
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -48,6 +64,14 @@ class Record:
     def data(self) -> dict[str, Any]:
         """Plain data that survives the way from a worker to the controller."""
         return asdict(self)
+
+
+def _worst(entries: Iterable[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
+    # Lines that differ in their seed alone are one find, drawn again.
+    kept: dict[tuple[str, str], tuple[float, str, str]] = {}
+    for ratio, line, subject in sorted(entries, key=lambda entry: -entry[0]):
+        kept.setdefault((re.sub(",seed=[0-9]+", "", line), subject), (ratio, line, subject))
+    return list(kept.values())[:WORST]
 
 
 @dataclass
@@ -73,9 +97,12 @@ class Run:
             if not record.property:
                 continue
             into = merged.setdefault(record.property, Record(record.property, ""))
-            for what in ("cases", "untrusted", "launches", "compiles", "cache_hits", "guard_lines"):
+            for what in ("cases", "untrusted", "launches", "compiles", "cache_hits", "guard_lines", "climbed"):
                 setattr(into, what, getattr(into, what) + getattr(record, what))
-            into.observe(record.worst_ratio, True, record.worst_case)
+            if record.worst_ratio >= into.worst_ratio:
+                into.worst_ratio, into.worst_case = record.worst_ratio, record.worst_case
+            into.before, into.after = max(into.before, record.before), max(into.after, record.after)
+            into.worst = _worst([*into.worst, *record.worst])
         return merged
 
     def report(self) -> dict[str, Any]:
@@ -88,11 +115,14 @@ class Run:
             "seconds": round(self.seconds, 3),
             "untrusted": self.total("untrusted"),
             "guard_lines": self.total("guard_lines"),
+            "climbed": self.total("climbed"),
             "properties": {
                 name: {
                     "cases": record.cases,
                     "worst_ratio": record.worst_ratio,
                     "worst_case": record.worst_case,
+                    "worst": [list(entry) for entry in record.worst],
+                    "climb": {"cases": record.climbed, "before": record.before, "after": record.after},
                 }
                 for name, record in self.properties().items()
             },

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kda.case import Case, CaseError
 from kda.kinds import FIELDS
+from kda.problem import InputError
 
-__all__ = ["smaller"]
+if TYPE_CHECKING:
+    from kda.suite.laws import Law, Subject
+    from kda.suite.record import Record
+    from kda.suite.watch import Watch
+
+__all__ = ["smaller", "smaller_failure"]
 
 Step = Callable[..., Case]
 
@@ -46,6 +53,30 @@ def smaller(case: Case, fails: Callable[[Case], bool], most: int = 240) -> Case:
             if tried >= most:
                 break
     return case
+
+
+def smaller_failure(
+    law: Law, subject: Subject, case: Case, error: Exception, record: Record, watch: Watch | None = None
+) -> tuple[Case, Exception]:
+    """A smaller case that `law` fails on, and what it raised there; `case`, which raised `error`, where there is none.
+
+    A case that is refused is taken for a failure only where `case` was refused too.
+    """
+
+    def fails(candidate: Case) -> bool:
+        nonlocal error
+        if law.excludes(subject, candidate) is not None:
+            return False
+        try:
+            law.holds_for(subject, candidate, record, watch)
+        except Exception as raised:
+            if isinstance(raised, InputError) and not isinstance(error, InputError):
+                return False
+            error = raised
+            return True
+        return False
+
+    return smaller(case, fails), error
 
 
 def _steps(case: Case) -> Iterator[Step]:
