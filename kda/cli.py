@@ -479,7 +479,7 @@ def domain(
 
 @main.group()
 def guard() -> None:
-    """The cases that once failed and are replayed first on every run."""
+    """The cases that once failed or came close, and are replayed first on every run."""
 
 
 GUARD_FILE = click.option(
@@ -509,6 +509,33 @@ def add(case: Case, name: str, comment: str, path: Path | None, folder: Path | N
     except (GuardError, OSError) as error:
         raise Misused(str(error)) from None
     click.echo(f"added to {path}" if added else f"already in {path}")
+
+
+@guard.command()
+@click.argument("report", metavar="REPORT", type=click.Path(path_type=Path))
+@click.option("--above", default=0.5, show_default=True, metavar="RATIO", help="Only ratios of at least this.")
+@click.option("--most", default=3, show_default=True, metavar="N", help="Lines per law.")
+@GUARD_FILE
+@PROPERTIES
+def worst(report: Path, above: float, most: int, path: Path | None, folder: Path | None) -> None:
+    """Keep the worst cases of each law in REPORT, which `pytest --kda-report` wrote."""
+    from kda.suite.guard import GuardError, worst_of
+    from kda.suite.guard import add as add_line
+
+    if not above > 0 or most < 1:
+        raise Misused(f"--above is {above:g} and --most is {most}; expected a ratio above 0, and at least 1 line")
+    path = path or _folder(folder) / "guard.txt"
+    try:
+        entries = worst_of(report, above, most)
+        unknown = sorted({entry.property for entry in entries} - set(_laws(folder) if entries else ()))
+        if unknown:
+            raise Misused(f"{report} names {unknown[0]}, which is no property in {_folder(folder)}")
+        added = [entry for entry in entries if add_line(path, entry)]
+    except (GuardError, OSError) as error:
+        raise Misused(str(error)) from None
+    for entry in added:
+        click.echo(str(entry))
+    click.echo(f"{len(added)} added to {path}, {len(entries) - len(added)} already there")
 
 
 @guard.command(name="list")

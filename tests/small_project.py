@@ -115,6 +115,15 @@ class Unsteady(Right):
         return outputs
 
 
+class Creeps(Right):
+    # Errs the more, the more tokens, heads and batches there are: beyond the budget where there are most alone.
+
+    def after(self, outputs, inputs, tile):
+        fullness = inputs.sizes.N * inputs.sizes.H * inputs.sizes.B / 360
+        outputs.o[:] *= 1 + 1e-6 * fullness**3
+        return outputs
+
+
 class ProvesNothing(Right):
     proves_nothing = True
 

@@ -253,6 +253,81 @@ def test_what_cannot_be_kept(project):
     assert "guard.txt:1: 1 words" in refused(kda("guard", "add", "v1", "--property", "small.matches"))
 
 
+def report_of(folder, **worst):
+    """A report with these worst cases per law; its name."""
+    properties = {f"small.{name}": {"cases": 9, "worst": entries} for name, entries in worst.items()}
+    (folder / "report.json").write_text(json.dumps({"properties": properties}))
+    return "report.json"
+
+
+def test_the_worst_of_a_run_is_kept(project, tmp_path):
+    path = report_of(
+        tmp_path,
+        matches=[
+            [0.9, "v1,N=9,dtype=f32", "right-c-f32"],
+            [0.676, "v1,N=8,dtype=f32", "right-cuda-f32"],
+            [0.55, "v1,N=7,dtype=f32", "right-c-f32"],
+            [0.4, "v1,N=6,dtype=f32", "right-c-f32"],
+        ],
+        repeats=[[float("inf"), "v1,N=3,dtype=f32", "right-c-f32"], [0.3, "v1,N=2,dtype=f32", "right-c-f32"]],
+        asks_nothing=[],
+    )
+    result = kda("guard", "worst", path, "--most", "2")
+    assert result.exit_code == 0
+    kept = [
+        "v1,N=9,dtype=f32 small.matches  # ratio 0.9 on right-c-f32",
+        "v1,N=8,dtype=f32 small.matches  # ratio 0.68 on right-cuda-f32",
+        "v1,N=3,dtype=f32 small.repeats  # ratio inf on right-c-f32",
+    ]
+    assert result.stdout.splitlines() == [*kept, "3 added to properties/guard.txt, 0 already there"]
+    assert kda("guard", "worst", path, "--most", "2").stdout == "0 added to properties/guard.txt, 3 already there\n"
+    assert [str(line) for line in read(project.guard)] == kept
+    result = kda("guard", "worst", path, "--above", "0.35", "--most", "9")
+    assert result.stdout.splitlines()[-1] == "2 added to properties/guard.txt, 3 already there"
+    assert {line.case.N for line in read(project.guard)} == {9, 8, 7, 6, 3}
+
+
+def test_the_report_of_a_run_can_be_kept(project):
+    project.pytest("--hypothesis-profile", "nightly", "--kda-cases", "20", "-k", "matches")
+    assert kda("guard", "worst", "report.json").stdout == "0 added to properties/guard.txt, 0 already there\n"
+    assert not project.guard.exists()
+    kda("guard", "worst", "report.json", "--above", "1e-30")
+    assert [line.property for line in read(project.guard)] == ["small.matches"] * 3
+    assert "3 passed" in project.pytest("--hypothesis-profile", "replay").text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no json", "report.json is not the report of a run (JSONDecodeError: "),
+        ("[]", "is not the report of a run (TypeError: "),
+        ("{}", "is not the report of a run (KeyError: 'properties')"),
+        ('{"properties": {"small.matches": {"worst_ratio": 0.9}}}', "(KeyError: 'worst')"),
+        ('{"properties": {"small.matches": {"worst": [[0.9, "v1"]]}}}', "(ValueError: not enough values"),
+        ('{"properties": {"small.matches": {"worst": [["high", "v1", "x"]]}}}', "could not convert string to float"),
+        ('{"properties": {"small.matches": {"worst": [[0.9, 3, "x"]]}}}', "is not the report of a run (AttributeError"),
+        (
+            '{"properties": {"small.matches": {"worst": [[0.9, "v1", "x"], [0.8, "v1,N=0", "x"]]}}}',
+            "report.json: small.matches: N is 0; expected an integer",
+        ),
+        (
+            '{"properties": {"small.nosuch": {"worst": [[0.9, "v1", "x"]]}}}',
+            "report.json names small.nosuch, which is no property in properties",
+        ),
+    ],
+)
+def test_a_report_that_cannot_be_kept(project, text, says):
+    (project.folder / "report.json").write_text(text)
+    assert says in refused(kda("guard", "worst", "report.json"))
+    assert not project.guard.exists()
+
+
+def test_wrong_words_for_the_worst(project):
+    assert "No such file" in refused(kda("guard", "worst", "nosuch.json"))
+    assert "--above is 0 and --most is 3; expected" in refused(kda("guard", "worst", "nosuch.json", "--above", "0"))
+    assert "--most is 0; expected" in refused(kda("guard", "worst", "nosuch.json", "--most", "0"))
+
+
 def test_laws_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = kda("guard", "add", "v1", "--file", "kept.txt")  # kernel.matches_reference_A unless another is named

@@ -13,7 +13,7 @@ from kda.formats import F32, F64
 from kda.implementations import implementation
 from kda.suite import guard, plugin, watch
 from kda.suite.guard import GuardError, GuardLine
-from kda.suite.laws import LAWS, Subject, law, load_laws
+from kda.suite.laws import LAWS, Subject, bounded, law, load_laws, meaningful
 from kda.suite.record import Record, Run
 from kda.suite.watch import GpuLost, Watch, last_case
 from strategies import cases
@@ -136,7 +136,8 @@ def test_reports_are_merged_over_workers(project):
     assert "25 cases, 0 launches" in result.text
     report = project.report
     assert list(report) == [
-        *("cases", "launches", "compiles", "cache_hits", "seconds", "untrusted", "guard_lines", "properties"),
+        *("cases", "launches", "compiles", "cache_hits", "seconds", "untrusted", "guard_lines", "climbed"),
+        "properties",
     ]
     assert report["cases"] == 25
     assert report["seconds"] > 0
@@ -146,10 +147,14 @@ def test_reports_are_merged_over_workers(project):
         "small.repeats": 5,  # share=0.5
     }
     matches = report["properties"]["small.matches"]
-    assert list(matches) == ["cases", "worst_ratio", "worst_case"]
+    assert list(matches) == ["cases", "worst_ratio", "worst_case", "worst", "climb"]
     assert 0 < matches["worst_ratio"] < 1e-3
     assert Case.parse(matches["worst_case"]).dtype is F32
     assert f"small.matches {matches['worst_ratio']:.3g} {matches['worst_case']}" in result.text
+    assert matches["worst"][0] == [matches["worst_ratio"], matches["worst_case"], "right-c-f32"]
+    assert len(matches["worst"]) == 5
+    assert matches["climb"] == {"cases": 0, "before": 0.0, "after": 0.0}
+    assert "climbed" not in result.text
 
 
 def test_guard_lines_are_replayed_first(project):
@@ -238,6 +243,95 @@ def test_a_failure_is_found_again_at_once_on_another_machine(project, tmp_path):
     other = Project.make(elsewhere)
     assert other.pytest(*words, "dev", "--kda-cases", "1", impl="Wrong", **shared).lines("case") == [SMALLEST]
     assert other.pytest(*words, "gate", "--kda-cases", "1", impl="Wrong", **shared).status == 0  # no database there
+
+
+# Hunting for the worst case
+
+
+def test_nightly_finds_what_is_too_rare_for_dev(project):
+    words = ("-k", "matches", "--hypothesis-seed=1", "--hypothesis-profile")
+    assert project.pytest(*words, "dev", "--kda-cases", "250", impl="Creeps").status == 0
+    assert project.report["cases"] == 250
+    assert project.report["properties"]["small.matches"]["worst_ratio"] < 0.5
+    result = project.pytest(*words, "nightly", "--kda-cases", "200", impl="Creeps")
+    assert result.status == 1
+    climb = project.report["properties"]["small.matches"]["climb"]
+    assert climb["cases"] <= 50
+    assert climb["before"] < 1 < climb["after"]
+    lines = result.failure("test_matches").splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        *("o", "at properties/test_small.py", "law", "case", "rerun", "keep", "guard"),
+    ]
+    (line,) = result.lines("case")
+    case = Case.parse(line)
+    assert (case.q.name, case.k.name, case.gate.name, case.edits) == ("onehot", "onehot", "none", ())  # it was shrunk
+    assert lines[-1] == f"guard: {line} small.matches"
+    project.guard.write_text(f"{line} small.matches\n")
+    assert project.pytest("--hypothesis-profile", "replay", impl="Creeps").status == 1
+
+
+def test_nightly_says_what_it_climbed(project):
+    result = project.pytest("--hypothesis-profile", "nightly", "--hypothesis-seed=1", "--kda-cases", "40")
+    assert result.status == 0
+    report = project.report
+    assert report["properties"]["small.matches"]["cases"] == 50
+    climbs = {name: p["climb"] for name, p in report["properties"].items()}
+    assert climbs["small.repeats"] == climbs["small.asks_nothing"] == {"cases": 0, "before": 0.0, "after": 0.0}
+    climb = climbs["small.matches"]
+    assert climb["cases"] == report["climbed"] == 10
+    assert 0 < climb["before"] <= climb["after"] == report["properties"]["small.matches"]["worst_ratio"]
+    assert "10 cases climbed" in result.text
+    again = project.pytest("--hypothesis-profile", "nightly", "--hypothesis-seed=1", "--kda-cases", "40")
+    assert again.status == 0
+    assert project.report["properties"] == report["properties"]
+
+
+def test_only_nightly_targets_its_search(project):
+    (project.folder / "conftest.py").write_text(
+        'pytest_plugins = ["kda.suite.plugin"]\n'
+        "import hypothesis\n"
+        "def target(observation, label=''): raise LookupError('targeted')\n"
+        "hypothesis.target = target\n"
+    )
+    words = ("-k", "matches or repeats", "--hypothesis-seed=1", "--kda-cases", "20", "--hypothesis-profile")
+    for profile in ("gate", "dev"):
+        assert project.pytest(*words, profile).status == 0
+    result = project.pytest(*words, "nightly")
+    assert "LookupError: targeted" in result.failure("test_matches")
+    assert "1 failed, 1 passed" in result.text  # nothing to target where bits agree
+
+
+def test_dev_draws_what_a_plain_search_draws(project):
+    (project.folder / "properties" / "test_plain.py").write_text(
+        "from hypothesis import given\n"
+        "from kda.implementations import implementation\n"
+        "from kda.suite.laws import LAWS, subjects_of\n"
+        "def test_plain():\n"
+        "    law = LAWS['small.matches']\n"
+        "    (subject,) = subjects_of(implementation('subjects.py:Right'), 'c')\n"
+        "    @given(law.cases(subject))\n"
+        "    def search(case):\n"
+        "        law.body(subject, case)\n"
+        "    search()\n"
+    )
+    file = project.folder / "lines.txt"
+    assert project.pytest("-k", "matches or plain", "--hypothesis-seed=1", KDA_TEST_LINES=str(file)).status == 0
+    lines = file.read_text().splitlines()
+    assert len(lines) == 2 * DEV
+    assert lines[:DEV] == lines[DEV:]
+
+
+def test_what_a_night_targeted_does_not_change_the_next_day(project):
+    def lines(*options):
+        file = project.folder / "lines.txt"
+        file.unlink(missing_ok=True)
+        words = ("-k", "matches", "--hypothesis-seed=1", "--kda-cases", "30")
+        assert project.pytest(*words, *options, KDA_TEST_LINES=str(file)).status == 0
+        return file.read_text().splitlines()
+
+    before = lines()
+    lines("--hypothesis-profile", "nightly")
+    assert lines() == before
 
 
 @pytest.mark.parametrize(("environment", "profile"), [({}, "dev"), ({"CI": "true"}, "gate")])
@@ -388,11 +482,13 @@ def test_records_keep_the_worst_ratio_that_can_be_trusted():
 
 def test_a_run_adds_its_records_up(tmp_path):
     records = [
-        Record("b.b", "x", cases=3, untrusted=1, worst_ratio=0.5, worst_case="v1", launches=4, compiles=1),
+        Record("b.b", "x", cases=3, untrusted=1, launches=4, compiles=1, climbed=1, before=0.5, after=0.5),
         Record("a.a", "x", cases=1, worst_ratio=0.25, worst_case="v1,N=2", guard_lines=1),
-        Record("b.b", "y", cases=2, worst_ratio=0.75, worst_case="v1,N=3", cache_hits=2),
+        Record("b.b", "y", cases=2, cache_hits=2, climbed=2, before=0.25, after=0.75),
         Record("", "x", compiles=2, cache_hits=1),
     ]
+    records[0].observe(0.5, True, "v1")
+    records[2].observe(0.75, True, "v1,N=3")
     run = Run.of([record.data() for record in records], 1.5)
     run.write(tmp_path / "new" / "report.json")
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == {
@@ -403,11 +499,39 @@ def test_a_run_adds_its_records_up(tmp_path):
         "seconds": 1.5,
         "untrusted": 1,
         "guard_lines": 1,
+        "climbed": 3,
         "properties": {
-            "a.a": {"cases": 1, "worst_ratio": 0.25, "worst_case": "v1,N=2"},
-            "b.b": {"cases": 5, "worst_ratio": 0.75, "worst_case": "v1,N=3"},
+            "a.a": {
+                "cases": 1,
+                "worst_ratio": 0.25,
+                "worst_case": "v1,N=2",
+                "worst": [],
+                "climb": {"cases": 0, "before": 0.0, "after": 0.0},
+            },
+            "b.b": {
+                "cases": 5,
+                "worst_ratio": 0.75,
+                "worst_case": "v1,N=3",
+                "worst": [[0.75, "v1,N=3", "y"], [0.5, "v1", "x"]],
+                "climb": {"cases": 3, "before": 0.5, "after": 0.75},
+            },
         },
     }
+
+
+def test_records_keep_the_worst_cases():
+    record = Record("a.b", "x")
+    for i in range(1, 9):
+        record.observe(i / 10, True, f"v1,N={i}")
+    record.observe(0.55, True, "v1,N=5,seed=4")  # as N=5, with another seed
+    record.observe(0.45, True, "v1,N=4,seed=40,edits=v:0.0:2.0")
+    record.observe(0.05, True, "v1,N=9")
+    record.observe(0.95, False, "v1,N=10")
+    record.observe(0.0, True, "v1,N=11")
+    assert record.worst == [
+        *((0.8, "v1,N=8", "x"), (0.7, "v1,N=7", "x"), (0.6, "v1,N=6", "x")),
+        *((0.55, "v1,N=5,seed=4", "x"), (0.45, "v1,N=4,seed=40,edits=v:0.0:2.0", "x")),
+    ]
 
 
 # Watching
@@ -465,6 +589,26 @@ def test_laws_are_loaded_from_a_folder(project, monkeypatch):
     (project.folder / "properties" / "test_broken.py").write_text("import nosuch\n")
     with pytest.raises(LookupError, match=r"test_broken\.py cannot be imported, ModuleNotFoundError"):
         load_laws(project.folder / "properties")
+
+
+def test_a_law_tells_its_ratios():
+    @law(cases)
+    def test_compares(subject, case):
+        """It compares."""
+        bounded(0.25, "cut at 3")
+        bounded(0.5, "cut at 17")
+        bounded(0.0, "nothing")
+        meaningful(False)
+        bounded(case.N / 4, "tokens")
+
+    heard = []
+    made = LAWS.pop(test_compares.kda_law.name).heard_by(lambda *what: heard.append(what))
+    subject, record = Subject(implementation("ref_A"), "c", F64), Record(made.name, "")
+    short, long = Case(N=3, dtype=F64), Case(N=5, dtype=F64)
+    made.holds_for(subject, short, record)
+    with pytest.raises(AssertionError, match=r"tokens: 1\.25 times"):
+        made.holds_for(subject, long, record)
+    assert heard == [(short, {"cut at ": 0.5, "tokens": 0.75})]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The guard file: the shrunk cases of past failures, replayed first on every run.
+"""The guard file: the shrunk cases of past failures, and the worst that were found, replayed first on every run.
 
 One line each: a case line, the property it broke, and a comment.
 
@@ -7,16 +7,17 @@ One line each: a case line, the property it broke, and a comment.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from kda.case import Case, CaseError
 
-__all__ = ["GuardError", "GuardLine", "add", "read"]
+__all__ = ["GuardError", "GuardLine", "add", "read", "worst_of"]
 
 _HEADER = """\
-# Cases that once failed, replayed first on every run: case line, property, comment.
-# `kda guard add LINE --property NAME` adds one.
+# Cases that once failed or came close, replayed first on every run: case line, property, comment.
+# `kda guard add LINE --property NAME` adds one, `kda guard worst REPORT.json` the worst of a run.
 """
 
 
@@ -51,6 +52,29 @@ def read(path: Path) -> list[GuardLine]:
             entries.append(GuardLine(Case.parse(words[0]), words[1], comment.strip()))
         except CaseError as error:
             raise GuardError(f"{path}:{number}: {error}") from error
+    return entries
+
+
+def worst_of(report: Path, above: float, most: int) -> list[GuardLine]:
+    """Entries for the worst cases in the JSON report of a run: at most `most` per law, with ratios of at least `above`.
+
+    GuardError: the file is not such a report, or holds a line that cannot be read.
+    """
+    entries = []
+    try:
+        properties = json.loads(report.read_text("utf-8"))["properties"]
+        for name, record in properties.items():
+            worst = [(float(ratio), Case.parse(line), str(subject)) for ratio, line, subject in record["worst"]]
+            for ratio, case, subject in sorted(worst, key=lambda entry: -entry[0])[:most]:
+                if ratio >= above:
+                    entries.append(GuardLine(case, name, f"ratio {ratio:.2g} on {subject}"))
+    except CaseError as error:
+        raise GuardError(f"{report}: {name}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise GuardError(
+            f"{report} is not the report of a run ({type(error).__name__}: {error}); expected what --kda-report "
+            "writes, with a list of the worst cases per law"
+        ) from error
     return entries
 
 
