@@ -321,17 +321,13 @@ def test_dev_draws_what_a_plain_search_draws(project):
     assert lines[:DEV] == lines[DEV:]
 
 
-def test_what_a_night_targeted_does_not_change_the_next_day(project):
-    def lines(*options):
-        file = project.folder / "lines.txt"
-        file.unlink(missing_ok=True)
-        words = ("-k", "matches", "--hypothesis-seed=1", "--kda-cases", "30")
-        assert project.pytest(*words, *options, KDA_TEST_LINES=str(file)).status == 0
-        return file.read_text().splitlines()
-
-    before = lines()
-    lines("--hypothesis-profile", "nightly")
-    assert lines() == before
+def test_a_night_keeps_its_failures_and_nothing_else(project):
+    kept = project.folder / ".hypothesis" / "examples"
+    words = ("-k", "matches", "--hypothesis-profile")
+    assert project.pytest(*words, "nightly", "--kda-cases", "30").status == 0
+    assert not [path for path in kept.rglob("*") if path.is_file()]  # of what it targeted: `dev` would replay it
+    assert project.pytest(*words, "nightly", "--kda-cases", "30", impl="Wrong").status == 1
+    assert project.pytest(*words, "dev", "--kda-cases", "1", impl="Wrong").lines("case") == [SMALLEST]
 
 
 @pytest.mark.parametrize(("environment", "profile"), [({}, "dev"), ({"CI": "true"}, "gate")])
