@@ -151,8 +151,10 @@ def test_reports_are_merged_over_workers(project):
     assert 0 < matches["worst_ratio"] < 1e-3
     assert Case.parse(matches["worst_case"]).dtype is F32
     assert f"small.matches {matches['worst_ratio']:.3g} {matches['worst_case']}" in result.text
-    assert matches["worst"][0] == [matches["worst_ratio"], matches["worst_case"], "right-c-f32"]
-    assert len(matches["worst"]) == 5
+    ratio, line, subject = matches["worst"][0]
+    assert (ratio, subject) == (matches["worst_ratio"], "right-c-f32")
+    assert Case.parse(line).dtype is F32
+    assert 1 <= len(matches["worst"]) <= 5
     assert matches["climb"] == {"cases": 0, "before": 0.0, "after": 0.0}
     assert "climbed" not in result.text
 
@@ -519,6 +521,7 @@ def test_records_keep_the_worst_cases():
     record = Record("a.b", "x")
     for i in range(1, 9):
         record.observe(i / 10, True, f"v1,N={i}")
+    record.observe(0.8, True, "v1,N=8,q=zeros")  # as N=8, which is shorter: its queries do not matter
     record.observe(0.55, True, "v1,N=5,seed=4")  # as N=5, with another seed
     record.observe(0.45, True, "v1,N=4,seed=40,edits=v:0.0:2.0")
     record.observe(0.05, True, "v1,N=9")

@@ -23,8 +23,8 @@ WORST = 5
 class Record:
     """What one test did: one property on one subject.
 
-    worst: the cases with the largest ratios, (ratio, line, subject), the worst first. climbed: cases that a climb
-    examined. before, after: the worst ratio of the search, and that of the search and the climb; 0 without a climb.
+    worst: the cases with the largest ratios, (ratio, line, subject), the worst first and each find once. climbed: cases
+    that a climb examined. before, after: the worst ratio of the search, and of search and climb; 0 without a climb.
     """
 
     property: str
@@ -48,7 +48,7 @@ class Record:
             return
         if ratio >= self.worst_ratio:
             self.worst_ratio, self.worst_case = ratio, line
-        if ratio > 0 and (len(self.worst) < WORST or ratio > self.worst[-1][0]):
+        if ratio > 0 and (len(self.worst) < WORST or ratio >= self.worst[-1][0]):
             self.worst = _worst([*self.worst, (ratio, line, self.subject)])
 
     @contextmanager
@@ -67,11 +67,15 @@ class Record:
 
 
 def _worst(entries: Iterable[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
-    # Lines that differ in their seed alone are one find, drawn again.
-    kept: dict[tuple[str, str], tuple[float, str, str]] = {}
-    for ratio, line, subject in sorted(entries, key=lambda entry: -entry[0]):
-        kept.setdefault((re.sub(",seed=[0-9]+", "", line), subject), (ratio, line, subject))
-    return list(kept.values())[:WORST]
+    # One find may be drawn again with another seed, or with a change that touches nothing: the ratio is the same then.
+    kept: list[tuple[float, str, str]] = []
+    met: set[tuple[object, str]] = set()
+    for ratio, line, subject in sorted(entries, key=lambda entry: (-entry[0], len(entry[1]))):
+        find = {(ratio, subject), (re.sub(",seed=[0-9]+", "", line), subject)}
+        if not find & met:
+            kept.append((ratio, line, subject))
+        met |= find
+    return kept[:WORST]
 
 
 @dataclass
