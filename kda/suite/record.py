@@ -67,11 +67,11 @@ class Record:
 
 
 def _worst(entries: Iterable[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
-    # One find may be drawn again with another seed, or with a change that touches nothing: the ratio is the same then.
+    # One find is drawn again with another seed, or with a change that hardly touches it: the ratio is the same then.
     kept: list[tuple[float, str, str]] = []
-    met: set[tuple[object, str]] = set()
+    met: set[tuple[str, str]] = set()
     for ratio, line, subject in sorted(entries, key=lambda entry: (-entry[0], len(entry[1]))):
-        find = {(ratio, subject), (re.sub(",seed=[0-9]+", "", line), subject)}
+        find = {(f"{ratio:.3g}", subject), (re.sub(",seed=[0-9]+", "", line), subject)}
         if not find & met:
             kept.append((ratio, line, subject))
         met |= find
