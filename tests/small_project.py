@@ -119,7 +119,7 @@ class Creeps(Right):
     # Errs the more, the more tokens, heads and batches there are: beyond the budget where there are most alone.
 
     def after(self, outputs, inputs, tile):
-        fullness = inputs.sizes.N * inputs.sizes.H * inputs.sizes.B / 360
+        fullness = inputs.sizes.N / 40 * inputs.sizes.H / 3 * inputs.sizes.B / 3
         outputs.o[:] *= 1 + 1e-6 * fullness**3
         return outputs
 
