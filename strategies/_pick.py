@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-__all__ = ["pick", "pick_name"]
+from kda.case import Kind
+
+__all__ = ["pick", "pick_kind", "pick_name"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -44,3 +46,10 @@ def weighted_names(weights: Mapping[str, int], names: Iterable[str] | None) -> t
 def pick_name(weights: Mapping[str, int], names: Iterable[str] | None) -> st.SearchStrategy[str]:
     """One of the kinds in `weights`, as often as its weight says, simplest first; only those in `names` if given."""
     return pick(weighted_names(weights, names))
+
+
+def pick_kind(kinds: tuple[Kind, ...], names: Iterable[str] | None) -> st.SearchStrategy[Kind] | None:
+    """One of `kinds`, the first the simplest; only those in `names` if given, and None where that leaves none."""
+    allowed = None if names is None else tuple(names)
+    left = tuple(kind for kind in kinds if allowed is None or kind.name in allowed)
+    return pick(left) if left else None

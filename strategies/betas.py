@@ -8,9 +8,9 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from kda.case import Kind
-from strategies._pick import pick, weighted_names
+from strategies._pick import pick, pick_kind, weighted_names
 
-__all__ = ["betas"]
+__all__ = ["betas", "strong_betas"]
 
 # `one` and its neighbourhood often: there the triangular solve is hardest. `zero` seldom: it writes nothing.
 _WEIGHTS = {
@@ -48,3 +48,10 @@ def betas(max_beta: float = 1.0, *, names: Sequence[str] | None = None) -> st.Se
     plainest kind that shows it, not to the one with the fewest parameters.
     """
     return pick(_kinds(max_beta, None if names is None else tuple(names)))
+
+
+def strong_betas(max_beta: float = 1.0, *, names: Sequence[str] | None = None) -> st.SearchStrategy[Kind] | None:
+    """A beta kind whose every write replaces nearly all its key held, or more; None where `names` leaves none."""
+    one, near1, below = Kind("one"), Kind("near1"), Kind("uniform", (0.9, 1.0))
+    above = (Kind("constant", (max_beta,)), Kind("uniform", (1.0, max_beta))) if max_beta > 1 else ()
+    return pick_kind((one, one, near1, below, *above), names)

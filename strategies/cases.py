@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TypeAlias
 
@@ -14,9 +15,12 @@ from kda.problem import Sizes
 from kda.support import Support, TileChoice
 from strategies._pick import pick
 from strategies.betas import betas as beta_kinds
+from strategies.betas import strong_betas
+from strategies.gates import SLOW, SLOW_NAMES
 from strategies.gates import gates as gate_kinds
 from strategies.shapes import tiles, token_counts
 from strategies.states import states as state_kinds
+from strategies.vectors import alike_keys, reading_queries
 from strategies.vectors import keys as key_kinds
 from strategies.vectors import queries as query_kinds
 from strategies.vectors import values as value_kinds
@@ -50,6 +54,10 @@ _LATTICE: Palette = {
 _MAX_EDITS = 3
 _ONE_PLACE = st.booleans()
 _SEEDS = st.integers(0, 2**32 - 1)
+# Alike keys, slow decay and strong writes make a triangular solve hard, and only together; drawn apart they meet, in a
+# full chunk, in one case of seventy. Every fifth case draws them together: with a full chunk one in nine, and one in
+# eighteen at C = 64. N stays a draw of its own, so that such a case shrinks to as few tokens as any other.
+_TOGETHER = pick((False, False, False, False, True))
 
 
 @st.composite
@@ -111,7 +119,7 @@ def cases(
     from, by name or by strategy (a strategy keeps to the domain itself); gates also by a function, see `GatesFor`.
     min_tokens: the smallest N. window: tokens over which the gate domain must hold, C (or a sub-chunk) unless given (a
     law that varies C gives its largest). edits: whether up to three sparse edits are added, or the values they may set
-    per tensor.
+    per tensor. Where the narrowing allows it, every fifth case has the kinds that make the triangular solve hard.
 
     Shrinks to one token, one head, no decay, beta one, one-hot q and k, v ones, no state, no edits, seed 0.
     """
@@ -132,8 +140,36 @@ def cases(
         ready,
         gates if callable(gates) else _gates_for(support, gates),
         _names(keys),
+        None if callable(gates) else _hard_solves(support, {**pieces, "gate": gates}, ready),
         {} if edits is False else SIMPLE_EDITS if edits is True else edits,
     )
+
+
+@dataclass(frozen=True)
+class _HardSolves:
+    """The kinds of cases whose triangular solve is hard, as far as a law's narrowing leaves them."""
+
+    gates_for: GatesFor
+    ready: Mapping[str, st.SearchStrategy[Kind]]
+
+
+def _hard_solves(
+    support: Support, pieces: Mapping[str, Piece], ready: Mapping[str, st.SearchStrategy[Kind]]
+) -> _HardSolves | None:
+    """None where the gate, beta or keys that it takes are none of this law's."""
+    if any(isinstance(pieces[name], st.SearchStrategy) for name in ("gate", "beta", "k")):
+        return None
+    allowed = _names(pieces["gate"])
+    gates = tuple(name for name in SLOW_NAMES if allowed is None or name in allowed)
+    betas = strong_betas(support.max_beta, names=_names(pieces["beta"]))
+    keys = alike_keys(names=_names(pieces["k"]))
+    if not gates or betas is None or keys is None:
+        return None
+    kinds = {**ready, "beta": betas, "k": keys}
+    queries = reading_queries(names=_names(pieces["q"]))
+    if queries is not None and not isinstance(pieces["q"], st.SearchStrategy):
+        kinds["q"] = queries
+    return _HardSolves(partial(_kept_gates, per_token=min(support.max_token_gate, SLOW), names=gates), kinds)
 
 
 @st.composite
@@ -147,6 +183,7 @@ def _cases(
     ready: Mapping[str, st.SearchStrategy[Kind]],
     gates_for: GatesFor,
     key_names: tuple[str, ...] | None,
+    hard: _HardSolves | None,
     palette: Palette,
 ) -> Case:
     dtype = draw(dtypes)
@@ -156,6 +193,9 @@ def _cases(
     H = draw(st.integers(1, support.max_heads))
     # The seed comes before the kinds: their draws vary in number, and a seed that moves with them is lost in shrinking.
     seed = draw(_SEEDS)
+    # One draw, and as many after it as without: so a case shrinks out of these kinds as out of any other.
+    if hard is not None and draw(_TOGETHER):
+        gates_for, ready = hard.gates_for, hard.ready
     kinds = {
         "gate": draw(gates_for(window or support.gate_window(tile.C), support.max_total_gate(dtype), tokens=N)),
         "beta": draw(ready["beta"]),

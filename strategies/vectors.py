@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from kda.case import Kind
-from strategies._pick import pick, pick_name
+from strategies._pick import pick, pick_kind, pick_name
 
-__all__ = ["keys", "queries", "values"]
+__all__ = ["alike_keys", "keys", "queries", "reading_queries", "values"]
 
 # Keys that resemble each other often: independent keys leave the triangular solve nearly diagonal.
 _KEYS = {
@@ -37,6 +37,9 @@ _QUERIES = {
 }
 _VALUES = {"ones": 3, "onehot": 2, "small_int": 4, "gauss": 6, "wide": 3, "zeros": 1}
 _NEAR = (0.1, 0.01, 0.001, 1.0)
+_ALIKE = (Kind("equal"), Kind("equal"), Kind("sign"), Kind("parallel", (0.01,)), Kind("parallel", (0.001,)))
+# `equal` is the direction that alike keys share, and reads all they wrote.
+_READING = (Kind("onehot"), Kind("equal"), Kind("equal"), Kind("parallel", (0.1,)), Kind("gauss"))
 
 
 @st.composite
@@ -66,3 +69,13 @@ def values(draw: st.DrawFn, *, names: Sequence[str] | None = None) -> Kind:
     if name == "wide":
         return Kind(name, (draw(pick((1, 4, 8))),))
     return Kind(name)
+
+
+def alike_keys(*, names: Sequence[str] | None = None) -> st.SearchStrategy[Kind] | None:
+    """A kind of keys that all lie, up to their sign, along nearly one direction; None where `names` leaves none."""
+    return pick_kind(_ALIKE, names)
+
+
+def reading_queries(*, names: Sequence[str] | None = None) -> st.SearchStrategy[Kind] | None:
+    """A kind of queries that mostly read along the direction of `alike_keys`; None where `names` leaves none."""
+    return pick_kind(_READING, names)

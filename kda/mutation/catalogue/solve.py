@@ -5,8 +5,75 @@ from __future__ import annotations
 from kda.mutation.catalogue.mistake import Mistake
 from kda.mutation.catalogue.places import RHS, RHS_LOOPS
 from kda.mutation.rewrite import Edit
+from kda.support import TileChoice
 
 __all__ = ["SOLVE"]
+
+# The powers of L grow with the number of tokens: what a chunk of 16 still forgives, one of 64 does not.
+_LONG_CHUNK = TileChoice(DK=16, DV=32, C=64, block_DV=16)
+
+
+def _doubling(store: str, tile: str) -> tuple[tuple[Edit, ...], tuple[Edit, ...]]:
+    """The solve by (I + N)(I + N^2)(I + N^4)..., N = -L, in the kernel and in the mirror.
+
+    store: how the mirror rounds what is stored between products; tile: the format of the kernel's tiles.
+    """
+    cast = "on.round" if tile == "on.operand" else "T.float32"
+    kernel = (
+        Edit(
+            "L",
+            "Lt_s = on.shared(_shape, ACCUM)",
+            "Lt_s = on.shared(_shape, ACCUM)\n"
+            f"N_s = on.shared([C, C], {tile})\n"
+            f"T_s = on.shared([C, C], {tile})\n"
+            "N_f = on.fragment([C, C], ACCUM)\n"
+            "T_f = on.fragment([C, C], ACCUM)",
+        ),
+        Edit("x", "x = T.alloc_local([C], ACCUM)", "x = T.alloc_local([C], ACCUM)\ny = T.alloc_local([C], ACCUM)"),
+        Edit(
+            "the solve",
+            "for _p in T.serial(T.ceildiv(columns, on.lanes)):\n    _body",
+            "for i, j in on.parallel(C, C):\n"
+            f"    N_s[i, j] = {cast}(-Lt_s[j, i])\n"
+            "    T_f[i, j] = T.if_then_else(i == j, 1.0, -Lt_s[j, i])\n"
+            f"    T_s[i, j] = {cast}(T_f[i, j])\n"
+            "for factor in T.serial((C - 1).bit_length() - 1):\n"
+            "    on.gemm(N_s, N_s, N_f, clear_accum=True)\n"
+            "    for i, j in on.parallel(C, C):\n"
+            f"        N_s[i, j] = {cast}(N_f[i, j])\n"
+            "    on.gemm(T_s, N_s, T_f)\n"
+            "    for i, j in on.parallel(C, C):\n"
+            f"        T_s[i, j] = {cast}(T_f[i, j])\n"
+            "for _p in T.serial(T.ceildiv(columns, on.lanes)):\n    _body",
+        ),
+        Edit(
+            "the substitution",
+            "for _j in on.steps(C):\n    for _l in on.steps(C - 1 - _j):\n        x[_a] = x[_a] - Lt_s[_j, _a] * x[_j]",
+            "for r in on.steps(C):\n"
+            f"    y[r] = T.Cast(ACCUM, {cast}(x[r]))\n"
+            "    x[r] = 0.0\n"
+            "for r in on.steps(C):\n"
+            "    for j in on.steps(C):\n"
+            "        x[r] = x[r] + T.Cast(ACCUM, T_s[r, j]) * y[j]",
+        ),
+    )
+    mirror = (
+        Edit(
+            "the substitution",
+            "for _s in range(last):\n    X[..., _s + 1:, :] -= _x",
+            f"N = {store}(-L)\n"
+            "T = np.eye(length, dtype=accum) + N\n"
+            "for factor in range((length - 1).bit_length() - 1):\n"
+            f"    N = {store}(gemm(N, N, machine.zeros(*N.shape)))\n"
+            f"    T = {store}(gemm(T, N, T))\n"
+            f"X = gemm(T, {store}(X), machine.zeros(*X.shape))",
+        ),
+    )
+    return kernel, mirror
+
+
+_IN_FLOAT32 = _doubling("np.float32", "ACCUM")
+_IN_OPERANDS = _doubling("op", "on.operand")
 
 SOLVE = (
     Mistake(
@@ -122,5 +189,24 @@ SOLVE = (
                 "X = np.concatenate([Vc[:, for_W], (Kc * Ep)[:, for_U]], axis=1)",
             ),
         ),
+    ),
+    Mistake(
+        "doubling-product",
+        "T = (I - L)(I + L^2)(I + L^4)... over the whole chunk: right on paper, and its powers of L cancel",
+        "maxtext #4577 (the inverse over a whole chunk by doubling)",
+        kernel=_IN_FLOAT32[0],
+        mirror=_IN_FLOAT32[1],
+        tokens=20,
+        tile=_LONG_CHUNK,
+    ),
+    Mistake(
+        "doubling-product-in-operand-precision",
+        "the doubling product over the whole chunk, with its powers and partial products in the operand format",
+        "megagdn-pto #74 (float16 doubling over a chunk, beyond 65504 on a trained model)",
+        kernel=_IN_OPERANDS[0],
+        mirror=_IN_OPERANDS[1],
+        dtype="f16",
+        tokens=20,
+        tile=_LONG_CHUNK,
     ),
 )
