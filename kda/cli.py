@@ -5,9 +5,9 @@ Each command imports what it needs when it runs, so that those that only read a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kda.support import Support
 
 __all__ = ["main"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_PROPERTY = "kernel.matches_reference_A"
 DEFAULT_IMPLEMENTATION = "kda_chunk"
@@ -475,6 +477,75 @@ def domain(
         except (OSError, ValueError) as error:
             raise Misused(str(error)) from None
     ctx.exit(0 if all(row.holds for row in made) else 1)
+
+
+@main.command()
+@click.option("--seeds", default=5, show_default=True, metavar="N", help="Draws of each kind.")
+@click.option("--json", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write the rows.")
+@click.option(
+    "--markdown", "page", metavar="FILE", type=click.Path(path_type=Path), help="Write the table into a page."
+)
+def solve(seeds: int, path: Path | None, page: Path | None) -> None:
+    """Measure three ways to solve a chunk's triangular system: where each one loses what the format could hold."""
+    import json
+
+    from rich.console import Console
+
+    from kda.files import replace_between
+    from kda.tables import solve as study
+
+    if seeds < 1:
+        raise Misused(f"--seeds is {seeds}; expected at least 1")
+    made = study.rows(seeds)
+    console = Console(highlight=False)
+    study.print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
+    if path is not None:
+        write_whole(path, json.dumps(study.data(made), indent=2, allow_nan=False) + "\n")
+    if page is not None:
+        try:
+            replace_between(page, "kda solve", study.markdown(made))
+        except (OSError, ValueError) as error:
+            raise Misused(str(error)) from None
+
+
+@main.group()
+def plot() -> None:
+    """Pictures of what was measured (with the extra `plot`: matplotlib)."""
+
+
+def _picture(default: str) -> Callable[[Command], Command]:
+    """The option that says where a picture goes."""
+    return click.option(
+        "-o", "--output", "path", default=default, show_default=True, metavar="FILE", type=click.Path(path_type=Path)
+    )
+
+
+@plot.result_callback()
+@click.pass_context
+def _drawn(ctx: click.Context, path: Path) -> None:
+    click.echo(f"wrote {path}")
+
+
+@plot.command(name="solve")
+@click.option("--seeds", default=5, show_default=True, metavar="N", help="Draws of each kind.")
+@_picture("solve.png")
+def plot_solve(seeds: int, path: Path) -> Path:
+    """Draw the error of each solver of the triangular system over the chunk length."""
+    _need_matplotlib()
+    from kda.plots import solve as picture
+    from kda.tables import solve as study
+
+    if seeds < 1:
+        raise Misused(f"--seeds is {seeds}; expected at least 1")
+    picture.plot_solve(study.rows(seeds, tuple(picture.PANELS.values())), path)
+    return path
+
+
+def _need_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise Misused('matplotlib is not installed, which draws the pictures; pip install "kda-properties[plot]"')
 
 
 @main.group()

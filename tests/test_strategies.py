@@ -119,6 +119,42 @@ def test_the_triangular_solve_is_stressed(drawn):
     assert len(hard) > 0.03 * len(found)
 
 
+def is_hard(case):
+    """Kinds that make the triangular solve hard together: alike keys, slow decay, strong writes."""
+    return (
+        case.k.name in ("equal", "sign", "parallel")
+        and (case.gate.name == "none" or (case.gate.name in ("constant", "shared") and case.gate.params[0] > 0.999))
+        and (
+            case.beta.name in ("one", "near1")
+            or (case.beta.name in ("constant", "uniform") and case.beta.params[0] >= 0.9)
+        )
+    )
+
+
+def test_every_fifth_case_has_the_kinds_of_a_hard_solve_together(drawn):
+    _, found = drawn
+    hard = [case for case in found if is_hard(case)]
+    assert 0.15 * len(found) < len(hard) < 0.33 * len(found)
+    assert sum(case.N >= case.C for case in hard) > 0.05 * len(found)
+    for field, least in (("q", 4), ("k", 3), ("beta", 3), ("gate", 3)):
+        assert len({getattr(case, field).name for case in hard}) >= least, field
+
+
+def test_a_law_without_those_kinds_has_no_such_cases():
+    def hard(**narrowing):
+        return [case for case in draws(cases(OURS, **narrowing), 200) if is_hard(case)]
+
+    assert len(hard(gates=("none", "spike"), betas=("near1", "zero"), keys=("sign", "gauss"))) > 30
+    for narrowing in ({"gates": ("uniform",)}, {"betas": ("near0",)}, {"keys": ("gauss", "onehot")}):
+        assert hard(**narrowing) == []
+    # What a law draws with a strategy of its own stays as it is.
+    halves = draws(cases(OURS, betas=st.just(Kind("constant", (0.5,))), queries=st.just(Kind("gauss"))), 100)
+    assert {(str(case.beta), str(case.q)) for case in halves} == {("constant:0.5", "gauss")}
+    found = draws(cases(OURS, queries=st.just(Kind("zeros"))), 100)
+    assert {str(case.q) for case in found} == {"zeros"}
+    assert any(map(is_hard, found))
+
+
 def test_edits_are_drawn(drawn):
     support, found = drawn
     counts = Counter(len(case.edits) for case in found)
@@ -345,6 +381,16 @@ def test_shrinks_an_outlier_to_one_edit():
 def test_shrinks_to_the_kinds_a_failure_needs(seed):
     small = smallest(cases(OURS), lambda c: c.k.name == "gauss" and c.state.name == "gauss", seed)
     assert str(small) == "v1,dtype=f32,k=gauss,state=gauss"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_shrinks_a_hard_solve_to_the_tokens_it_needs(seed):
+    # As a doubling product fails: the powers of L grow with the number of equal keys in a chunk.
+    def hard(case):
+        alike = case.k.name in ("equal", "sign", "parallel") and case.gate.name == "none"
+        return alike and case.beta.name in ("one", "near1") and min(case.N, case.C) >= 13
+
+    assert str(smallest(cases(OURS), hard, seed)) == "v1,N=13,dtype=f32,k=equal"
 
 
 @pytest.mark.parametrize("seed", SEEDS[:6])

@@ -7,6 +7,7 @@
     agreement   errors between references, degenerations        sections 1.2, 3.3, 3.4
     resources   exponentials, registers, widths                 sections 1.1, 4.0, 4.1, 4.2, 5, 6
     show        the rows on a console, in Markdown, as data
+    solve       no figure of the article's: what its triangular system asks of a solver
 
 A figure that was drawn at random is held against the range over many seeds, for the article's own seed is not known.
 """

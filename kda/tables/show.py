@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kda.tables.row import AGREES, DISAGREES, UNEXPLAINED, WITHIN, WORST_CASE, Sample, TableRow, span
 
-__all__ = ["data", "markdown", "print_table"]
+__all__ = ["data", "markdown", "markdown_table", "print_table"]
 
 _COLOURS = {AGREES: "green", WITHIN: "green", DISAGREES: "yellow", UNEXPLAINED: "red", WORST_CASE: "dim"}
 _HEADINGS = ("section", "what", "article", "ours", "unit", "verdict", "why, or what it means")
@@ -37,9 +37,13 @@ def print_table(rows: Sequence[TableRow], console: Console) -> None:
 
 def markdown(rows: Sequence[TableRow]) -> str:
     """The rows as one GitHub table, and a last line with how many there are of each verdict."""
-    lines = [_HEADINGS, ("---",) * len(_HEADINGS), *(_cells(row) for row in rows)]
-    made = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join([*made, "", _totals(rows), ""])
+    return markdown_table(_HEADINGS, [_cells(row) for row in rows]) + f"\n{_totals(rows)}\n"
+
+
+def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A GitHub table of text cells; ends with a line break."""
+    made = [headings, ("---",) * len(headings), *lines]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in made)
 
 
 def data(rows: Sequence[TableRow]) -> list[dict[str, str | float | int | None]]:

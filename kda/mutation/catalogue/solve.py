@@ -198,6 +198,7 @@ SOLVE = (
         mirror=_IN_FLOAT32[1],
         tokens=20,
         tile=_LONG_CHUNK,
+        targets=("c",),  # a lane of CUDA would unroll C^2 steps
     ),
     Mistake(
         "doubling-product-in-operand-precision",
@@ -208,5 +209,6 @@ SOLVE = (
         dtype="f16",
         tokens=20,
         tile=_LONG_CHUNK,
+        targets=("c",),  # a lane of CUDA would unroll C^2 steps
     ),
 )
