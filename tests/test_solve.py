@@ -230,6 +230,25 @@ def test_an_error_of_known_size_is_measured(off):
     assert 0 < error.relative[1, 0] < 10 * off * F32.unit_roundoff
 
 
+def test_the_scale_of_a_small_system():
+    L, X = np.array([[0.0, 0.0], [-0.5, 0.0]]), np.array([[1.0], [-2.0]])
+    # |T| = [1, 0; 0.5, 1], |I + L| |X| = [1, 2.5]
+    np.testing.assert_array_equal(skeel_scale(L, X), [[1.0], [3.0]])
+
+
+def test_the_inverse_of_a_block_is_made_in_float32_and_stored_in_the_operand_format():
+    L, R = system(EQUAL_BUT_FOR_A_DECAY.replace(N=16).inputs())
+    T = F16.round(forward_substitution(L, np.eye(16)[None, None], F32))
+    np.testing.assert_array_equal(blockwise(L, R, F16), blockwise_of(T, F16.round(R)))
+
+
+def blockwise_of(T, R):
+    total = np.zeros(R.shape, np.float32)
+    for i in range(T.shape[-1]):
+        total += T[..., :, i, None].astype(np.float32) * R[..., i, None, :].astype(np.float32)
+    return F16.round(total)
+
+
 def test_blocks_store_what_they_merge_in_the_operand_format():
     L, _ = system(EQUAL_BUT_FOR_A_DECAY.inputs())
     T = blockwise(L, np.broadcast_to(np.eye(64), L.shape), F16)
