@@ -55,8 +55,8 @@ _MAX_EDITS = 3
 _ONE_PLACE = st.booleans()
 _SEEDS = st.integers(0, 2**32 - 1)
 # Alike keys, slow decay and strong writes make a triangular solve hard, and only together; drawn apart they meet, in a
-# full chunk, in one case of fifty, and at C = 64 in one of two hundred. Every fifth case draws them together: with a full
-# chunk one in eight to twelve. N stays a draw of its own, so that such a case shrinks to as few tokens as any other.
+# full chunk, in one case of fifty, and at C = 64 in one of two hundred. Every fifth case draws them together, which is
+# one with a full chunk in eight to twelve. N stays a draw of its own, so that it shrinks as in any other case.
 _TOGETHER = pick((False, False, False, False, True))
 
 
