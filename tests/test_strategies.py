@@ -134,8 +134,9 @@ def is_hard(case):
 def test_every_fifth_case_has_the_kinds_of_a_hard_solve_together(drawn):
     _, found = drawn
     hard = [case for case in found if is_hard(case)]
-    assert 0.15 * len(found) < len(hard) < 0.33 * len(found)
-    assert sum(case.N >= case.C for case in hard) > 0.05 * len(found)
+    # 17 to 25 % over twelve runs, 5 to 19 % with a full chunk; drawn apart, at most 3.3 and 2.3 %.
+    assert 0.12 * len(found) < len(hard) < 0.35 * len(found)
+    assert sum(case.N >= case.C for case in hard) > 0.025 * len(found)
     for field, least in (("q", 4), ("k", 3), ("beta", 3), ("gate", 3)):
         assert len({getattr(case, field).name for case in hard}) >= least, field
 
