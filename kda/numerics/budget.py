@@ -87,17 +87,32 @@ def _gamma_error(g: np.ndarray, C: int, accumulator: Format) -> float:
     """
     if not g.any():
         return 0.0
-    gamma = chunk_gamma(g, C)
     B, N, H, DK = g.shape
     padded = np.zeros((B, -(-N // C) * C, H, DK))
     padded[:, :N] = g
-    in_order = np.cumsum(padded.reshape(B, -1, C, H, DK), axis=2, dtype=accumulator.numpy).reshape(padded.shape)[:, :N]
+    gamma, wrong = _summed(padded.reshape(B, -1, C, H, DK), accumulator)
     # e^gamma is 0 in the accumulator from here on, and no error of gamma shows any more.
     zero = log(accumulator.min_subnormal)
-    wrong = np.abs(in_order.astype(np.float64) - gamma)[gamma > zero]
-    measured = float(wrong.max(initial=0.0)) / accumulator.unit_roundoff
+    measured = float(wrong[gamma > zero].max(initial=0.0)) / accumulator.unit_roundoff
     largest = min(float(-gamma.min()), -zero)
     return 2 * largest + max(1.5 * measured, largest * sqrt(min(C, N)) / 2)
+
+
+def _summed(g: np.ndarray, accumulator: Format) -> tuple[np.ndarray, np.ndarray]:
+    """Cumulative sums over axis 2 of g `[B, chunks, C, H, DK]`, and how far those made in `accumulator` are off."""
+    if accumulator is not F64:
+        gamma = np.cumsum(g, axis=2)
+        return gamma, np.abs(np.cumsum(g, axis=2, dtype=accumulator.numpy).astype(np.float64) - gamma)
+    gamma, off = np.empty_like(g), np.empty_like(g)
+    total, error = np.zeros_like(g[:, :, 0]), np.zeros_like(g[:, :, 0])
+    for t in range(g.shape[2]):  # what each addition loses is known exactly (Knuth's TwoSum)
+        added = g[:, :, t]
+        new = total + added
+        part = new - total
+        error = error + ((total - (new - part)) + (added - part))
+        total = new
+        gamma[:, :, t], off[:, :, t] = new, np.abs(error)
+    return gamma, off
 
 
 def operand_units(inputs: Inputs, C: int, dtype: Format) -> Units:
@@ -181,6 +196,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
     a_max = a.max(axis=-1)
     v_abs = np.abs(inputs.v)
     k_abs = np.abs(inputs.k)
+    q_squared, k_squared = inputs.q**2, inputs.k**2
     # q e^gamma and k e^gamma where they are subnormal: q_lost `[B, N, H, DK]` meets the state that has not decayed and
     # k e^-gamma, k_lost k e^-gamma alone. A gate with a deeper gamma is refused by a kernel that splits the exponent.
     window = min(C, sub_C or C)
@@ -208,12 +224,12 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         decay *= a[:, t, :, :, None]
         recalled = (k[:, :, None, :] @ S)[:, :, 0]
         w = beta * (inputs.v[:, t] - recalled)
-        before = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
+        before, peak = _columns(S, k_squared[:, t], recalled)
         S += k[..., None] * w[:, :, None, :]
         o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
 
         w_abs = np.abs(w)
-        local = u * (beta * (v_abs[:, t] + k_norm * before) + w_abs)
+        local = u * (beta * (k_norm * before + peak) + w_abs + np.maximum(w_abs, beta * v_abs[:, t]))
         # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
         reached |= k != 0
         w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)
@@ -229,7 +245,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         reach = (beta[..., 0] * k_norm[..., 0]) * np.sqrt((carried * carried).sum(-1)) + row_local
         R = a[:, t] * R + k_abs[:, t] * reach[..., None]
         E = growth[:, t, :, None] * carried + k_norm * local
-        columns = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
+        after, read = _columns(S, q_squared[:, t], o[:, t])
         if t % C == C - 1 or t == sizes.N - 1:
             # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are
             # added; k e^(gamma_C - gamma_r) may be subnormal.
@@ -238,7 +254,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
             E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + lost)
             R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
             R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
-        bound = q_norms[:, t, :, None] * (E + u * columns + tiny * root) + tiny * (1 + written)
+        bound = q_norms[:, t, :, None] * (E + u * after + tiny * root) + u * read + tiny * (1 + written)
         bound += q_lost_norms[:, t, :, None] * at_start + q_lost_max[:, t, :, None] * amplified
         if window < C:
             bound += tiny * root * q_norms[:, t, :, None] * written
@@ -247,6 +263,18 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
 
     state_row = np.minimum(R, np.sqrt((E * E).sum(-1))[..., None])
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
+
+
+def _columns(S: np.ndarray, squared: np.ndarray, product: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each column of S: its 2-norm, and the part of x . S that does not average out, both `[B, H, DV]`.
+
+    squared: x^2 `[B, H, DK]`; product: x . S. Two factors of every term are rounded. Where the terms are many and the
+    errors independent, |x| |S| is far above what comes of it; where one term is alone, or all are equal and so are
+    their errors, it is not: there the term, or the sum, has to be counted once more.
+    """
+    squares = S * S
+    alone = np.sqrt((squared[:, :, None, :] @ squares)[:, :, 0])
+    return np.sqrt(squares.sum(-2)), np.maximum(alone, np.abs(product))
 
 
 def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
