@@ -224,12 +224,12 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         decay *= a[:, t, :, :, None]
         recalled = (k[:, :, None, :] @ S)[:, :, 0]
         w = beta * (inputs.v[:, t] - recalled)
-        before, peak = _columns(S, k_squared[:, t], recalled)
+        before = _rounded_twice(S, k_norm, k_squared[:, t], recalled)
         S += k[..., None] * w[:, :, None, :]
         o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
 
         w_abs = np.abs(w)
-        local = u * (beta * (k_norm * before + peak) + w_abs + np.maximum(w_abs, beta * v_abs[:, t]))
+        local = u * (beta * before + w_abs + np.maximum(w_abs, beta * v_abs[:, t]))
         # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
         reached |= k != 0
         w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)
@@ -245,7 +245,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         reach = (beta[..., 0] * k_norm[..., 0]) * np.sqrt((carried * carried).sum(-1)) + row_local
         R = a[:, t] * R + k_abs[:, t] * reach[..., None]
         E = growth[:, t, :, None] * carried + k_norm * local
-        after, read = _columns(S, q_squared[:, t], o[:, t])
+        after = _rounded_twice(S, q_norms[:, t, :, None], q_squared[:, t], o[:, t])
         if t % C == C - 1 or t == sizes.N - 1:
             # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are
             # added; k e^(gamma_C - gamma_r) may be subnormal.
@@ -254,7 +254,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
             E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + lost)
             R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
             R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
-        bound = q_norms[:, t, :, None] * (E + u * after + tiny * root) + u * read + tiny * (1 + written)
+        bound = q_norms[:, t, :, None] * (E + tiny * root) + u * after + tiny * (1 + written)
         bound += q_lost_norms[:, t, :, None] * at_start + q_lost_max[:, t, :, None] * amplified
         if window < C:
             bound += tiny * root * q_norms[:, t, :, None] * written
@@ -265,16 +265,16 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
 
 
-def _columns(S: np.ndarray, squared: np.ndarray, product: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each column of S: its 2-norm, and the part of x . S that does not average out, both `[B, H, DV]`.
+def _rounded_twice(S: np.ndarray, norm: np.ndarray, squared: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """The error of x . S `[B, H, DV]`, both of whose factors were rounded, in unit roundoffs.
 
-    squared: x^2 `[B, H, DK]`; product: x . S. Two factors of every term are rounded. Where the terms are many and the
-    errors independent, |x| |S| is far above what comes of it; where one term is alone, or all are equal and so are
-    their errors, it is not: there the term, or the sum, has to be counted once more.
+    norm: |x| `[B, H, 1]`; squared: x^2 `[B, H, DK]`; product: x . S. Of many independent errors |x| |S| is far above
+    what remains (Cauchy and Schwarz). Where one term is alone, or all are equal and so are their errors, nothing
+    averages out, and each factor costs one roundoff.
     """
     squares = S * S
     alone = np.sqrt((squared[:, :, None, :] @ squares)[:, :, 0])
-    return np.sqrt(squares.sum(-2)), np.maximum(alone, np.abs(product))
+    return np.maximum(norm * np.sqrt(squares.sum(-2)), 2 * np.maximum(alone, np.abs(product)))
 
 
 def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
