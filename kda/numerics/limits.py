@@ -11,7 +11,20 @@ from kda.numerics.budget import Budget
 from kda.problem import Inputs, Outputs
 from kda.references import ChunkTrace, ref_C_fast
 
-__all__ = ["deletion_bound", "key_length_bound", "past_bound", "relative_budget", "split_error", "written_bound"]
+__all__ = [
+    "deletion_bound",
+    "deletions_beyond_the_first",
+    "gates_beyond_the_first",
+    "key_length_bound",
+    "past_bound",
+    "relative_budget",
+    "split_error",
+    "written_bound",
+]
+
+
+#: Of float64, in a state of N tokens relative to what was written: 100 tokens and more at one roundoff each.
+ROUNDING = 1e-13
 
 
 def deletion_bound(inputs: Inputs) -> Budget:
@@ -38,6 +51,27 @@ def deletion_bound(inputs: Inputs) -> Budget:
         o[:, t] = np.linalg.norm(inputs.q[:, t], axis=-1) * np.linalg.norm(D, axis=-1)
     rows = np.broadcast_to(np.linalg.norm(D, axis=-1)[..., None], (sizes.B, sizes.H, sizes.DK))
     return Budget(o, rows.copy())
+
+
+def deletions_beyond_the_first(inputs: Inputs) -> float:
+    """From a zero state, how much of the final state (Frobenius norm) is due to two deletions or more.
+
+    Expand the product of the I - beta k k^T: with s the sum of beta |k|^2, what m deletions leave of a write is at most
+    s^m / m!, m >= 2 together e^s - 1 - s. Each term has one beta more than it has deletions, so that only these remain
+    of D(beta) - 4 D(beta / 2). Float64's rounding is added.
+    """
+    s = (inputs.beta * (inputs.k**2).sum(-1)).sum(axis=1)
+    return float(np.linalg.norm(written_bound(inputs) * (np.expm1(s) - s + ROUNDING)))
+
+
+def gates_beyond_the_first(inputs: Inputs) -> float:
+    """How much of the final state (Frobenius norm) is due to two gates or more: as above, with |e^g - 1| <= |g|.
+
+    Only these remain of D(g) - 2 D(g / 2), where D is the distance to no gate. Float64's rounding is added.
+    """
+    s = np.abs(inputs.g).max(axis=-1).sum(axis=1)
+    growth = np.maximum(1.0, np.abs(1.0 - inputs.beta * (inputs.k**2).sum(-1))).prod(axis=1)  # 1 unless |k| > 1
+    return float(np.linalg.norm(growth * written_bound(inputs) * (np.expm1(s) - s + ROUNDING)))
 
 
 def key_length_bound(inputs: Inputs) -> Budget:
