@@ -541,6 +541,35 @@ def plot_solve(seeds: int, path: Path) -> Path:
     return path
 
 
+@plot.command(name="domain")
+@click.option("--cases", default=24, show_default=True, metavar="N", help="Adversarial cases at each point.")
+@_picture("domain.png")
+def plot_domain(cases: int, path: Path) -> Path:
+    """Draw the error of a split-exponent kernel over gate and chunk length, per format, with the border."""
+    _need_matplotlib()
+    from kda.plots import domain as picture
+
+    if cases < 1:
+        raise Misused(f"--cases is {cases}; expected at least 1")
+    picture.plot_domain(picture.bands(cases), path)
+    return path
+
+
+@plot.command(name="spread")
+@click.option("--seeds", default=100, show_default=True, metavar="N", help="Draws of each kind.")
+@_picture("spread.png")
+def plot_spread(seeds: int, path: Path) -> Path:
+    """Draw how far the channels of a chunk drift apart: the article's draws, ours, and the worst gates."""
+    _need_matplotlib()
+    from kda.plots import spread as picture
+    from kda.tables import rows
+
+    if seeds < 1:
+        raise Misused(f"--seeds is {seeds}; expected at least 1")
+    picture.plot_spread(rows(seeds), path)
+    return path
+
+
 def _need_matplotlib() -> None:
     from importlib.util import find_spec
 

@@ -1,13 +1,15 @@
 """The gate domain: any gate is computed within its budget or refused by name, and the article's rule of 0.9, tested."""
 
 import random
+from dataclasses import replace
 from math import exp, inf
 
 from hypothesis import Phase, find, given, settings
 
+from kda.border import FORMATS
 from kda.case import Case
 from kda.formats import F16
-from kda.malformed import outcome
+from kda.malformed import outcome, refusal
 from kda.numerics.budget import judge, operand_units
 from kda.numerics.compare import all_finite
 from kda.numerics.domain import DomainError, gate_domain
@@ -16,7 +18,7 @@ from kda.problem import InputError
 from kda.references import ref_C_fast
 from kda.suite.laws import broken, law, within
 from kda.support import Support, TileChoice
-from strategies import cases, gates_between, wild_cases
+from strategies import breaking_cases, cases, gates_between, wild_cases
 
 
 def bounds_sums_alone(subject):
@@ -50,6 +52,25 @@ def test_any_gate_is_computed_or_refused(subject, case):
     computed = computed_or_refused(subject, case)
     if computed is not None:
         within(*computed)
+
+
+def splits_the_exponent(subject):
+    """Whether the subject has the domain of a kernel that splits the exponent, and can be run without asking."""
+    known = subject.dtype in FORMATS and subject.implementation.unchecked() is not None
+    return known and subject.support.max_total_gate(subject.dtype) == gate_domain(subject.dtype, 1).total
+
+
+@law(breaking_cases, needs=splits_the_exponent, share=0.2)
+def test_just_outside_the_domain_a_case_breaks(subject, case):
+    """At most 1.5 nats beyond the border a case breaks its budget; the launch refuses it, and must be told not to ask.
+
+    A border that nothing lies behind refuses models that would run.
+    """
+    inputs = case.inputs()
+    assert isinstance(refusal(lambda: subject.run(inputs, case.tile), "a gate outside"), DomainError)
+    bold = replace(subject, implementation=subject.implementation.unchecked())
+    expected = bold.judge(inputs, case.tile)
+    assert broken(bold.run(inputs, case.tile), expected.outputs, expected.budget)
 
 
 @law(wild_cases, of=("ref_A", "ref_B", "ref_C"), share=0.5)

@@ -10,10 +10,11 @@ from strategies.gates import gates, gates_between
 from strategies.shapes import sizes, tiles, token_counts
 from strategies.states import states
 from strategies.vectors import keys, queries, values
-from strategies.wild import wild_cases, wild_gates
+from strategies.wild import breaking_cases, wild_cases, wild_gates
 
 __all__ = [
     "betas",
+    "breaking_cases",
     "cases",
     "edits",
     "far_cases",

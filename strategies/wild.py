@@ -7,13 +7,14 @@ from math import exp, inf
 
 from hypothesis import strategies as st
 
+from kda.border import breaking_case
 from kda.case import Case, Kind
 from kda.formats import Format
 from kda.support import Support
 from strategies._pick import pick, pick_name
 from strategies.cases import SIMPLE_EDITS, Palette, cases
 
-__all__ = ["wild_cases", "wild_gates"]
+__all__ = ["breaking_cases", "wild_cases", "wild_gates"]
 
 # `border` often: no other gate comes near enough to tell a border from one a little off.
 _WEIGHTS = {
@@ -102,3 +103,9 @@ def wild_cases(support: Support, dtype: Format | None = None) -> st.SearchStrate
     About half of them are outside the gate domain that `support` declares. Shrinks as `cases` does.
     """
     return cases(support, dtype, gates=_kept, edits=_EDITS)
+
+
+def breaking_cases(support: Support, dtype: Format | None = None) -> st.SearchStrategy[Case]:
+    """The known case just outside the gate domain of a split-exponent kernel, on every tile of `support`."""
+    case = breaking_case(dtype or support.dtypes[0])
+    return pick(tuple(tile.of(case) for tile in support.tiles or ()) or (case,))

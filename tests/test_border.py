@@ -19,6 +19,7 @@ from kda.implementations import implementation
 from kda.numerics.budget import judge, operand_units
 from kda.numerics.compare import compare
 from kda.numerics.domain import DomainError, GateDomain, chunk_gamma, gate_domain
+from kda.plots.domain import bands
 from kda.problem import InputError
 from kda.references import ref_A_fast, ref_C_fast, ref_C_sub
 from kda.support import Support
@@ -219,3 +220,27 @@ def test_check_unchecked_computes_what_is_refused():
     impossible = CliRunner().invoke(main, ["check", line, "--impl", "ref_A", "--unchecked"])
     assert impossible.exit_code == 2
     assert "ref_A cannot run unchecked" in impossible.output
+
+
+@pytest.mark.parametrize(("what", "fewest"), [("domain", "--cases"), ("spread", "--seeds")])
+def test_kda_plot_draws_a_png(tmp_path, what, fewest):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new" / f"{what}.png"
+    result = CliRunner().invoke(main, ["plot", what, fewest, "1", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    assert result.output == f"wrote {path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert 10_000 < path.stat().st_size < 150_000
+    result = CliRunner().invoke(main, ["plot", what, fewest, "0", "-o", str(path)])
+    assert result.exit_code == 2
+    assert f"{fewest} is 0; expected at least 1" in result.output
+
+
+def test_what_the_picture_of_the_domain_shows():
+    """Red beyond the overflow, never inside the border."""
+    for band in bands(1, points=8):
+        inside = band.depths < band.domain.per_token * INSIDE
+        assert (band.ratios[inside] <= 1).all()
+        assert (band.ratios[band.depths > 1.01 * band.domain.overflow / band.domain.C] > 1).all()
+        assert inside.any()
+        assert not inside.all()

@@ -30,6 +30,7 @@ __all__ = [
     "Subject",
     "adversarial",
     "breaking",
+    "breaking_case",
     "domains",
     "mirror_of",
     "overflowing",
@@ -161,9 +162,14 @@ def adversarial(domain: GateDomain, seed: int, total: float | None = None) -> Ca
     return _sized(domain, Case(N=N, gate=gate, seed=draw.randrange(2**16), dtype=domain.dtype, **kinds), tuple(edits))  # type: ignore[arg-type]
 
 
+def breaking_case(dtype: Format) -> Case:
+    """A case a little outside the domain of `dtype` that breaks its budget, whatever the tile."""
+    return Case.parse(_BREAKING[dtype])
+
+
 def breaking(domain: GateDomain, on: Subject | None = None) -> Found:
     """The case a little outside the domain that breaks its budget (on the mirror, unless said)."""
-    case = _sized(domain, Case.parse(_BREAKING[domain.dtype]))
+    case = _sized(domain, breaking_case(domain.dtype))
     return Found((on or mirror_of(domain)).ratio(case), case, -case.gate.params[1])
 
 

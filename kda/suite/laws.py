@@ -335,6 +335,7 @@ def meaningful(condition: bool) -> bool:
 def bounded(ratio: float, what: str) -> None:
     """Assert that a ratio error / allowed is at most 1; it is recorded. what: what the error is of."""
     __tracebackhide__ = True
+    ratio = float(ratio)  # a NumPy number does not travel from a worker
     _observe(ratio, True, what=what)
     if not ratio <= 1:
         raise AssertionError(f"{what}: {ratio:.3g} times what is allowed")
