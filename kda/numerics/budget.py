@@ -16,7 +16,7 @@ from kda.formats import F32, F64, Format
 from kda.numerics.domain import chunk_gamma
 from kda.problem import Inputs, Outputs
 
-__all__ = ["Budget", "Judged", "doubling_units", "judge", "mirror_units", "operand_units"]
+__all__ = ["Budget", "Judged", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Units:
     operand: relative error of a product after its factors were rounded to the operand format. tiny: absolute error of
     a rounding below `normal`, the smallest number of full precision. output: relative error of the last rounding, of o.
     state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
-    hold.
+    hold. step: what each token adds to the relative error of the state; reference A's own, where it counts.
     """
 
     operand: float
@@ -35,6 +35,7 @@ class Units:
     output: float
     state: float
     floor: float
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,26 +119,33 @@ def _summed(g: np.ndarray, accumulator: Format) -> tuple[np.ndarray, np.ndarray]
 def operand_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     """The errors of a kernel with `dtype` operands and float32 accumulators (float64 where dtype is), against exact."""
     accumulator = F64 if dtype is F64 else F32
-    accumulated = accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
+    delta = accumulated(inputs, C, dtype)
     return Units(
-        operand=dtype.unit_roundoff + accumulated,
+        operand=dtype.unit_roundoff + delta,
         tiny=dtype.min_subnormal / 2,
         normal=dtype.min_normal,
         output=dtype.unit_roundoff,
-        state=accumulated,
+        state=delta,
         floor=accumulator.min_subnormal,
+        step=2 * F64.unit_roundoff if dtype is F64 else 0.0,
     )
+
+
+def accumulated(inputs: Inputs, C: int, dtype: Format) -> float:
+    """The relative difference of two numbers that left the accumulators of a kernel with `dtype` operands."""
+    accumulator = F64 if dtype is F64 else F32
+    return accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
 
 
 def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     """The errors of the same kernel against its mirror, which rounds in the same places but adds in another order.
 
-    The accumulators of both differ by delta roundoffs. A rounding to the operand format behind them then goes the other
-    way with probability delta / 2u and is off by 2u: sqrt(2 u delta) in the mean square, and once in a while one whole
-    unit in a single element (the output's own).
+    The accumulators of both differ by delta (see `accumulated`). A rounding to the operand format behind them then goes
+    the other way with probability delta / 2u and is off by 2u: sqrt(2 u delta) in the mean square, and once in a while
+    one whole unit in a single element (the output's own).
     """
     accumulator = F64 if dtype is F64 else F32
-    delta = accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
+    delta = accumulated(inputs, C, dtype)
     flips = sqrt(2 * dtype.unit_roundoff * delta)
     return Units(
         operand=flips + delta,
@@ -246,6 +254,9 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         R = a[:, t] * R + k_abs[:, t] * reach[..., None]
         E = growth[:, t, :, None] * carried + k_norm * local
         after = _rounded_twice(S, q_norms[:, t, :, None], q_squared[:, t], o[:, t])
+        if units.step:  # S Diag(a), then + k w: each entry is rounded twice at every token
+            E += units.step * np.sqrt((S * S).sum(-2))
+            R += units.step * np.sqrt((S * S).sum(-1))
         if t % C == C - 1 or t == sizes.N - 1:
             # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are
             # added; k e^(gamma_C - gamma_r) may be subnormal.

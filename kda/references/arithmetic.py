@@ -32,11 +32,14 @@ class Arithmetic:
     """What a kernel does between its loads and its stores, in one operand format.
 
     precision: the format of the operands; float64 rounds nothing. exp2: the float32 2^x of the machine that is
-    mirrored; not used in float64. Overflow gives inf and nan, as it would there; the caller silences NumPy's warnings.
+    mirrored; not used in float64. lean: what `gemm` returns is larger by this fraction, as another order of additions
+    might leave it; a run that leans shows which of the roundings behind it could have gone the other way. Overflow
+    gives inf and nan, as it would there; the caller silences NumPy's warnings.
     """
 
     precision: Format = F64
     exp2: Exp2 = exp2_correctly_rounded
+    lean: float = 0.0
 
     @property
     def accum(self) -> type[np.floating]:
@@ -67,4 +70,4 @@ class Arithmetic:
         for kk in range(a.shape[-1]):
             np.multiply(a[..., :, kk, None], b[..., kk, None, :], out=product)
             acc += product
-        return acc
+        return acc * acc.dtype.type(1 + self.lean) if self.lean else acc

@@ -119,15 +119,17 @@ def ref_C_fast(
     precision: Format = F64,
     exp2: Exp2 | None = None,
     trace: Trace | None = None,
+    lean: float = 0.0,
 ) -> Outputs:
     """`ref_C` for all heads and value channels at once; the same bits in a narrow `precision`.
 
     Arguments, outputs and errors are those of `ref_C`. block_DV is checked and otherwise without effect, for no value
-    channel enters the arithmetic of another. Article, section 3.3 (float64) and section 4 (the roundings).
+    channel enters the arithmetic of another. lean: see `Arithmetic`. Article, section 3.3 (float64) and section 4 (the
+    roundings).
     """
     sizes = inputs.check()
     chunks(sizes.DV, block_DV, "block_DV")
-    machine = Arithmetic(precision, exp2 or exp2_correctly_rounded)
+    machine = Arithmetic(precision, exp2 or exp2_correctly_rounded, lean)
     op, exp, gemm, accum = machine.op, machine.exp, machine.gemm, machine.accum
     recorder = Recorder(sizes) if trace else None
     every = slice(None)
