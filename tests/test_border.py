@@ -238,7 +238,7 @@ def test_kda_plot_draws_a_png(tmp_path, what, fewest):
 
 def test_what_the_picture_of_the_domain_shows():
     """Red beyond the overflow, never inside the border."""
-    for band in bands(1, points=8):
+    for band in bands(8, points=6):
         inside = band.depths < band.domain.per_token * INSIDE
         assert (band.ratios[inside] <= 1).all()
         assert (band.ratios[band.depths > 1.01 * band.domain.overflow / band.domain.C] > 1).all()
