@@ -120,7 +120,7 @@ class Creeps(Right):
 
     def after(self, outputs, inputs, tile):
         fullness = inputs.sizes.N / 40 * inputs.sizes.H / 3 * inputs.sizes.B / 3
-        outputs.o[:] *= 1 + 1e-6 * fullness**3
+        outputs.o[:] *= 1 + 2e-6 * fullness**3
         return outputs
 
 

@@ -18,7 +18,7 @@ PRECISION = (
         law=MIRROR,
         dtype="f16",
         hidden_by=("the budget of reference A",),
-        tokens=2,
+        tokens=4,
     ),
     Mistake(
         "e-gamma-in-operand-precision",
