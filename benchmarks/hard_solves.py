@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import click
-import hypothesis
+from drawing import drawn
 from rich.console import Console
 from rich.table import Table
 
@@ -23,33 +23,8 @@ from kda.implementations import implementation
 from kda.mutation.catalogue import CATALOGUE
 from kda.numerics.compare import compare
 from kda.suite.laws import Subject
-from strategies import cases
-
-#: Examples of one Hypothesis run, see ratios.py.
-BATCH = 250
 
 ENTRIES = {F32: "doubling-product", F16: "doubling-product-in-operand-precision"}
-
-
-def drawn(subject: Subject, number: int, seed: int) -> list[Case]:
-    """`number` cases that `subject` supports, drawn from `seed`."""
-    found: list[Case] = []
-    for batch in range(-(-number // BATCH)):
-
-        @hypothesis.seed(seed + batch)
-        @hypothesis.settings(
-            max_examples=min(BATCH, number - batch * BATCH),
-            database=None,
-            deadline=None,
-            phases=[hypothesis.Phase.generate],
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        @hypothesis.given(case=cases(subject.support, subject.dtype))
-        def draw(case: Case) -> None:
-            found.append(case)
-
-        draw()
-    return found
 
 
 def is_hard(subject: Subject, case: Case) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import click
-import hypothesis
 import numpy as np
+from drawing import drawn
 from rich.console import Console
 from rich.table import Table
 
@@ -21,11 +21,6 @@ from kda.case import Case
 from kda.implementations import implementation
 from kda.numerics.compare import compare
 from kda.suite.laws import Subject
-from strategies import cases
-
-#: Examples of one Hypothesis run. Short runs with seeds of their own are spread wider than one long run, which comes
-#: back to what it has already seen.
-BATCH = 250
 
 
 @dataclass
@@ -54,21 +49,8 @@ class Ratios:
 def measure(subject: Subject, number: int, seed: int) -> Ratios:
     """The ratios of `number` cases that `subject` supports, drawn from `seed`."""
     found = Ratios(subject)
-    for batch in range(-(-number // BATCH)):
-
-        @hypothesis.seed(seed + batch)
-        @hypothesis.settings(
-            max_examples=min(BATCH, number - batch * BATCH),
-            database=None,
-            deadline=None,
-            phases=[hypothesis.Phase.generate],
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        @hypothesis.given(case=cases(subject.support, subject.dtype))
-        def draw(case: Case) -> None:
-            found.add(case)
-
-        draw()
+    for case in drawn(subject, number, seed):
+        found.add(case)
     return found
 
 
