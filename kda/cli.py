@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kda.case import Case, CaseError, Edit
-from kda.files import write_whole
+from kda.files import replace_between, write_whole
 from kda.kinds import FIELDS, KINDS
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from kda.implementations import Implementation
     from kda.mutation.campaign import Row
@@ -85,7 +86,6 @@ def check(
         bold = implementation.unchecked()
         if bold is None:
             raise Misused(f"{implementation.name} cannot run unchecked; drop --unchecked")
-        bold.address = implementation.address
         implementation = bold
     ran, passed = False, True
     for law in laws:
@@ -295,8 +295,6 @@ def mutants(
     """
     import os
 
-    from rich.console import Console
-
     from kda.mutation import plans
     from kda.mutation.report import print_rows, write_rows
 
@@ -312,9 +310,7 @@ def mutants(
             plan = plans.plan_generated(name, target, range(seeds), names)
     except LookupError as error:
         raise Misused(str(error.args[0])) from None
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)  # case lines stay whole in a file
+    console = _console()
     if diff:
         _print_differences(console, chosen, plan)
         return
@@ -384,16 +380,13 @@ def tables(ctx: click.Context, seeds: int, path: Path | None, page: Path | None)
     """Compute the article's numeric tables again. Exit status 1 where a row disagrees and nobody knows why."""
     import json
 
-    from rich.console import Console
-
     from kda.tables import data, markdown, print_table, rows
     from kda.tables.row import UNEXPLAINED
 
     if seeds < 1:
         raise Misused(f"--seeds is {seeds}; expected at least 1")
     made = rows(seeds)
-    console = Console(highlight=False)
-    print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
+    print_table(made, _console())
     if path is not None:
         write_whole(path, json.dumps(data(made), indent=2) + "\n")
     if page is not None:
@@ -445,10 +438,7 @@ def domain(
     from functools import partial
     from multiprocessing import get_context
 
-    from rich.console import Console
-
     from kda import border
-    from kda.files import replace_between
     from kda.formats import format_named
 
     if cases < 1 or (workers is not None and workers < 1):
@@ -467,15 +457,11 @@ def domain(
     workers = workers or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
         made = list(pool.map(partial(border.row, cases=cases, on=on), asked))
-    console = Console(highlight=False)
-    border.print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
+    border.print_table(made, _console())
     if path is not None:
         write_whole(path, json.dumps(border.data(made), indent=2) + "\n")
     if page is not None:
-        try:
-            replace_between(page, "kda domain", border.markdown(made))
-        except (OSError, ValueError) as error:
-            raise Misused(str(error)) from None
+        _write_into(page, "kda domain", border.markdown(made))
     ctx.exit(0 if all(row.holds for row in made) else 1)
 
 
@@ -489,23 +475,31 @@ def solve(seeds: int, path: Path | None, page: Path | None) -> None:
     """Measure three ways to solve a chunk's triangular system: where each one loses what the format could hold."""
     import json
 
-    from rich.console import Console
-
-    from kda.files import replace_between
     from kda.tables import solve as study
 
     if seeds < 1:
         raise Misused(f"--seeds is {seeds}; expected at least 1")
     made = study.rows(seeds)
-    console = Console(highlight=False)
-    study.print_table(made, console if console.is_terminal else Console(highlight=False, width=200))
+    study.print_table(made, _console())
     if path is not None:
         write_whole(path, json.dumps(study.data(made), indent=2, allow_nan=False) + "\n")
     if page is not None:
-        try:
-            replace_between(page, "kda solve", study.markdown(made))
-        except (OSError, ValueError) as error:
-            raise Misused(str(error)) from None
+        _write_into(page, "kda solve", study.markdown(made))
+
+
+def _console() -> Console:
+    """The terminal; elsewhere wide enough that case lines stay whole in a file."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def _write_into(page: Path, name: str, table: str) -> None:
+    try:
+        replace_between(page, name, table)
+    except (OSError, ValueError) as error:
+        raise Misused(str(error)) from None
 
 
 @main.group()

@@ -8,6 +8,7 @@ from math import inf
 
 from kda.case import Case
 from kda.formats import F64, Format
+from kda.numerics.domain import gate_window
 
 __all__ = ["Support", "TileChoice"]
 
@@ -74,7 +75,7 @@ class Support:
 
     def gate_window(self, C: int) -> int:
         """The tokens over which the sum of g is limited, with chunks of C: C itself, or a shorter sub-chunk."""
-        return min(C, self.sub_C or C)
+        return gate_window(C, self.sub_C)
 
     def variants(self, case: Case, *fields: str) -> tuple[TileChoice, ...]:
         """The other tiles of the palette that differ from the case's in some of `fields`, and in nothing else."""

@@ -17,9 +17,9 @@ import numpy as np
 from kda.case import Case, Edit
 from kda.formats import BF16, F16, F32, Format
 from kda.implementations import implementation
-from kda.numerics.budget import judge, operand_units
 from kda.numerics.compare import compare
 from kda.numerics.domain import GateDomain, gate_domain
+from kda.suite import laws
 
 __all__ = [
     "CHUNKS",
@@ -72,17 +72,19 @@ class Subject:
     def takes(self, domain: GateDomain) -> bool:
         """Whether it is a kernel with this domain: its format, its chunk length, its way to split the exponent."""
         made = implementation(self.impl).unchecked()
-        if made is None or domain.dtype not in made.dtypes(self.target) or domain.sub_C != made.sub_C:
+        if made is None or domain.dtype not in made.dtypes(self.target):
             return False
-        return made.support(self.target, domain.dtype).refuses(_sized(domain, Case(dtype=domain.dtype))) is None
+        support = made.support(self.target, domain.dtype)
+        return support.sub_C == domain.sub_C and support.refuses(_sized(domain, Case(dtype=domain.dtype))) is None
 
     def ratio(self, case: Case) -> float:
         """The worst ratio error / budget of `case`; whether its gate is inside the domain is not asked."""
         made = implementation(self.impl).unchecked()
         assert made is not None, f"{self.impl} cannot run unchecked"
+        subject = laws.Subject(made, self.target, case.dtype)
         inputs = case.inputs()
-        judged = judge(inputs, case.C, operand_units(inputs, case.C, case.dtype), made.sub_C)
-        return max(v.ratio for v in compare(made.run(inputs, case.tile, self.target), judged.outputs, judged.budget))
+        judged = subject.judge(inputs, case.tile)
+        return max(v.ratio for v in compare(subject.run(inputs, case.tile), judged.outputs, judged.budget))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kda.border.evidence import Found, Row
+from kda.tables.show import markdown_table
 
 __all__ = ["data", "markdown", "print_table"]
 
@@ -42,8 +43,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as one GitHub table, and a last line that counts the cases."""
-    lines = [_HEADINGS, ("---:",) * len(_HEADINGS), *(_cells(row) for row in rows)]
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", _total(rows), ""])
+    return markdown_table(_HEADINGS, [_cells(row) for row in rows]) + f"\n{_total(rows)}\n"
 
 
 def data(rows: Sequence[Row]) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,10 +59,9 @@ class Implementation(ABC):
 
     #: Whether the chunk length of the tile means anything to it.
     chunked: bool = True
-    #: The length of the sub-chunks over which it splits the exponent (article, 2.3); None: over the whole chunk.
-    sub_C: int | None = None
-    #: Whether it refuses gates outside its domain; what `unchecked` returns does not.
+    #: Whether it refuses gates outside its domain, and whether it could do without.
     checks_domain: bool = True
+    runs_unchecked: bool = False
     #: Whether `run` honours a `Memory`; the laws about memory are for these.
     controls_memory: bool = False
     #: Whether it rounds where `ref_C` at operand precision rounds; the mirror laws are for these.
@@ -96,8 +96,12 @@ class Implementation(ABC):
         return
 
     def unchecked(self) -> Implementation | None:
-        """The same, computing gates outside its domain instead of refusing them; None where it cannot, the default."""
-        return None
+        """The same, computing gates outside its domain instead of refusing them; None unless it `runs_unchecked`."""
+        if not self.runs_unchecked:
+            return None
+        made = copy.copy(self)
+        made.checks_domain = False
+        return made
 
     def checks_tiles(self, target: str) -> bool:
         """Whether `run` honours `Memory.check_tiles` on `target`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Mapping
@@ -93,25 +94,22 @@ class Mirror(Implementation):
     name = "mirror"
     summary = "ref_C with the kernel's roundings, in NumPy"
     mirrored = True
+    runs_unchecked = True
 
-    def __init__(self, function: Any = ref_C_fast, check_values: bool = True) -> None:
+    def __init__(self, function: Any = ref_C_fast) -> None:
         self._function = function
-        self.checks_domain = check_values
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
 
     def support(self, target: str, dtype: Format) -> Support:
         # Checked, it stands for the kernel, and has the kernel's palette.
-        return _kernel_support(MIRROR_TILES[: len(CPU_PALETTE)] if self.checks_domain else MIRROR_TILES, dtype)
+        return _kernel_support(CPU_TILES if self.checks_domain else MIRROR_TILES, dtype)
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         if self.checks_domain:
             gate_domain(inputs.dtype, tile.C).check_inputs(inputs)
         return self._function(inputs, tile.C, tile.block_DV, inputs.dtype)
-
-    def unchecked(self) -> Implementation:
-        return Mirror(self._function, check_values=False)
 
     def sources(self) -> Mapping[str, Source]:
         return {"kernel": Source(mirror, "ref_C_fast"), "loops": Source(mirror, "ref_C")}
@@ -129,10 +127,8 @@ class Mirror(Implementation):
 class _SubChunked(Implementation):
     """Reference C at operand precision, the exponent split over sub-chunks: what such a kernel could compute."""
 
+    runs_unchecked = True
     sub_C: int
-
-    def __init__(self, check_values: bool = True) -> None:
-        self.checks_domain = check_values
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
@@ -144,9 +140,6 @@ class _SubChunked(Implementation):
         if self.checks_domain:
             gate_domain(inputs.dtype, tile.C, self.sub_C).check_inputs(inputs)
         return ref_C_sub(inputs, tile.C, self.sub_C, inputs.dtype)
-
-    def unchecked(self) -> Implementation:
-        return type(self)(check_values=False)
 
 
 class MirrorSub16(_SubChunked):
@@ -185,8 +178,10 @@ CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
     (128, 128, 64, 32),
 )
 
+CPU_TILES = tuple(TileChoice(*sizes) for sizes in CPU_PALETTE)
+
 #: What mirrors can run: chunks of 128 too, which the kernel does not take, for the article's sections 2.1 and 2.3.
-MIRROR_TILES = tuple(TileChoice(*sizes) for sizes in (*CPU_PALETTE, (16, 16, 128, 16)))
+MIRROR_TILES = (*CPU_TILES, TileChoice(16, 16, 128, 16))
 
 #: What CUDA adds: (DK, DV, C, block_DV, threads, num_stages).
 CUDA_PALETTE: tuple[tuple[int, int, int, int, int | None, int], ...] = (
@@ -211,18 +206,17 @@ class KdaChunk(TorchImplementation):
     summary = "the article's kernel in TileLang (section 4)"
     mirrored = True
     checks_inputs = True
+    runs_unchecked = True
 
     def __init__(
         self,
         program: Any = None,
         launch: ModuleType | None = None,
         check_tiles: bool = False,
-        check_values: bool = True,
     ) -> None:
         self._program = program
         self._own_launch = launch
         self._check_tiles = check_tiles
-        self.checks_domain = check_values
 
     def targets(self) -> tuple[str, ...]:
         return available_targets()
@@ -233,7 +227,7 @@ class KdaChunk(TorchImplementation):
     def support(self, target: str, dtype: Format) -> Support:
         from kda.kernels.launch import SHARED_MEMORY, shared_memory
 
-        tiles = tuple(TileChoice(DK, DV, C, block) for DK, DV, C, block in CPU_PALETTE)
+        tiles = CPU_TILES
         if target == "cuda":
             tiles += tuple(TileChoice(*choice) for choice in CUDA_PALETTE)
             tiles = tuple(
@@ -257,12 +251,10 @@ class KdaChunk(TorchImplementation):
 
     def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
         if memory.check_tiles and not self._check_tiles:
-            checking = KdaChunk(self._program, self._own_launch, True, self.checks_domain)
+            checking = copy.copy(self)
+            checking._check_tiles = True
             return checking.run(inputs, tile, target, memory)
         return super().run(inputs, tile, target, memory)
-
-    def unchecked(self) -> Implementation:
-        return KdaChunk(self._program, self._own_launch, self._check_tiles, check_values=False)
 
     def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
         kernel = self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)

@@ -13,7 +13,7 @@ from math import log, sqrt
 import numpy as np
 
 from kda.formats import F32, F64, Format
-from kda.numerics.domain import chunk_gamma
+from kda.numerics.domain import chunk_gamma, gate_window
 from kda.problem import Inputs, Outputs
 
 __all__ = ["Budget", "Judged", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
@@ -208,7 +208,7 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
     q_squared, k_squared = inputs.q**2, inputs.k**2
     # q e^gamma and k e^gamma where they are subnormal: q_lost `[B, N, H, DK]` meets the state that has not decayed and
     # k e^-gamma, k_lost k e^-gamma alone. A gate with a deeper gamma is refused by a kernel that splits the exponent.
-    window = min(C, sub_C or C)
+    window = gate_window(C, sub_C)
     small = np.exp(np.maximum(chunk_gamma(inputs.g, window), log(units.normal)))
     q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
     q_lost_norms = np.linalg.norm(q_lost, axis=-1)
@@ -246,8 +246,8 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
         local += beta * k_lost_max[:, t, :, None] * amplified
         if window < C:  # that factor, too, may be subnormal
             local += tiny * root * beta * k_norm * written
+            plain += units.normal * k_abs[:, t].sum(-1)[..., None] * w_abs
         written += w_abs
-        plain += units.normal * k_abs[:, t].sum(-1)[..., None] * w_abs
         amplified += weights[:, t, :, None] * w_abs
         carried = a_max[:, t, :, None] * E
         row_local = np.sqrt((local * local).sum(-1))

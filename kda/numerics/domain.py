@@ -21,7 +21,7 @@ import numpy as np
 from kda.formats import Format
 from kda.problem import InputError, Inputs, at_words
 
-__all__ = ["DomainError", "GateDomain", "chunk_gamma", "gate_domain", "scaled_to", "worst_place"]
+__all__ = ["DomainError", "GateDomain", "chunk_gamma", "gate_domain", "gate_window", "scaled_to", "worst_place"]
 
 
 class DomainError(InputError):
@@ -34,6 +34,11 @@ def chunk_gamma(g: np.ndarray, C: int) -> np.ndarray:
     for start in range(0, g.shape[1], C):  # chunk by chunk: a difference of sums over all tokens would cancel
         np.cumsum(g[:, start : start + C], axis=1, out=gamma[:, start : start + C])
     return gamma
+
+
+def gate_window(C: int, sub_C: int | None) -> int:
+    """The tokens that gamma runs over before it starts anew: C, or a shorter sub-chunk."""
+    return min(C, sub_C or C)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class GateDomain:
     @property
     def window(self) -> int:
         """The tokens that gamma runs over before it starts anew: C, or a shorter sub_C."""
-        return min(self.C, self.sub_C or self.C)
+        return gate_window(self.C, self.sub_C)
 
     @property
     def per_token(self) -> float:

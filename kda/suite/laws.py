@@ -65,12 +65,12 @@ class Subject:
     def judge(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
         window = self._window(inputs, tile)
-        return judge(inputs, window, operand_units(inputs, window, self.dtype), self.implementation.sub_C)
+        return judge(inputs, window, operand_units(inputs, window, self.dtype), self.support.sub_C)
 
     def judge_doubling(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and how far two runs may differ that round alike but for a power of two."""
         window = self._window(inputs, tile)
-        return judge(inputs, window, doubling_units(inputs, window, self.dtype), self.implementation.sub_C)
+        return judge(inputs, window, doubling_units(inputs, window, self.dtype), self.support.sub_C)
 
     def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
         """The mirror's outputs, and how far from them another order of additions may end up."""
