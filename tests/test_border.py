@@ -116,6 +116,14 @@ def test_the_budget_knows_sub_chunks():
     assert all(v.passed for v in compare(got, ref_A_fast(inputs), sub))
 
 
+def test_a_sub_chunk_amplifies_no_error_of_an_earlier_one():
+    """Keys of earlier sub-chunks come with a factor of at most 1: the budget is that of chunks as long, to 5 %."""
+    inputs = case("N=64,C=64,gate=log:-0.6,beta=uniform:0.1:0.9,dtype=f16").inputs()
+    units = operand_units(inputs, 64, F16)
+    sub, short = judge(inputs, 64, units, 16).budget, judge(inputs, 16, units).budget
+    assert (sub.o <= 1.05 * short.o).all()
+
+
 # The evidence.
 
 

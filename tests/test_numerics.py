@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from math import inf, log, nan
 
 import hypothesis
@@ -687,6 +688,8 @@ def test_a_mirror_that_does_not_lean_is_the_mirror():
 def test_float64_rounds_the_state_at_every_token():
     """A reference that never forgets adds a rounding per token; in narrow formats that is nothing."""
     inputs = Case.parse("v1,N=60,DK=8,DV=1,dtype=f64,beta=zero,state=ones").inputs()
-    row = judge(inputs, 60, operand_units(inputs, 60, F64)).budget.final_state
+    units = operand_units(inputs, 60, F64)
+    row = judge(inputs, 60, units).budget.final_state
     assert (row > 60 * F64.unit_roundoff).all()
+    assert (row - judge(inputs, 60, replace(units, step=0.0)).budget.final_state > 100 * F64.unit_roundoff).all()
     assert operand_units(inputs, 60, F32).step == 0
