@@ -34,7 +34,15 @@ from kda.suite.record import Record
 from kda.suite.watch import Watch
 from kda.support import Support, TileChoice
 
-__all__ = ["LAWS", "Law", "Subject", "bounded", "broken", "law", "meaningful", "same_bits", "within"]
+__all__ = ["LAWS", "Disagreement", "Law", "Subject", "bounded", "broken", "law", "meaningful", "same_bits", "within"]
+
+
+class Disagreement(AssertionError):
+    """Outputs that should agree and do not; budget: None where every bit must."""
+
+    def __init__(self, said: str, got: Outputs, expected: Outputs, budget: Budget | None = None) -> None:
+        super().__init__(said)
+        self.got, self.expected, self.budget = got, expected, budget
 
 
 @dataclass(frozen=True)
@@ -322,7 +330,7 @@ def within(got: Outputs, expected: Outputs, budget: Budget, what: str = "") -> N
     _observe(max(v.ratio for v in verdicts), any(v.trusted for v in verdicts), *lines, what=what)
     failed = [line for line, verdict in zip(lines, verdicts, strict=True) if not verdict.passed]
     if failed:
-        raise AssertionError("\n".join(failed))
+        raise Disagreement("\n".join(failed), got, expected, budget)
 
 
 def same_bits(got: Outputs, expected: Outputs, what: str = "") -> None:
@@ -332,7 +340,7 @@ def same_bits(got: Outputs, expected: Outputs, what: str = "") -> None:
     line = f"{what + ': ' if what else ''}{differs or 'o and final_state: the same bits'}"
     _observe(0.0 if differs is None else np.inf, True, line)
     if differs is not None:
-        raise AssertionError(line)
+        raise Disagreement(line, got, expected)
 
 
 def meaningful(condition: bool) -> bool:
