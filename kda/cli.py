@@ -81,35 +81,112 @@ def check(
 ) -> None:
     """Rerun one case on one law, and say how far within its budget it stays. Exit status 1 where it does not hold."""
     laws = [*_laws(folder).values()] if name == "all" else [_law(folder, name)]
+    implementation, target = _under_test(impl, target, unchecked)
+    ran, passed = False, True
+    for law in laws:
+        subjects, why = _asked(law, case, implementation, target)
+        if len(laws) == 1 and not subjects:
+            raise Misused(f"{law.name} cannot be asked; {why}")
+        for subject in subjects:
+            passed &= _examine(law, subject, case, brief=len(laws) > 1)
+            ran = True
+    if not ran:
+        raise Misused(f"no law of {len(laws)} takes this case with {implementation.name} on {target}")
+    ctx.exit(0 if passed else 1)
+
+
+def _under_test(impl: str | None, target: str, unchecked: bool) -> tuple[Implementation, str]:
     implementation, target = _chosen(impl or DEFAULT_IMPLEMENTATION, target)
     if unchecked:
         bold = implementation.unchecked()
         if bold is None:
             raise Misused(f"{implementation.name} cannot run unchecked; drop --unchecked")
         implementation = bold
-    ran, passed = False, True
-    for law in laws:
-        reasons = {}
-        for subject in law.subjects(implementation, target):
-            reason = _unfit(law, subject, case, impl)
-            if reason is None:
-                passed &= _examine(law, subject, case, brief=len(laws) > 1)
-                ran = True
-            else:
-                reasons[subject] = reason
-        if len(laws) == 1 and not ran:
-            near = [s for s in reasons if s.dtype == case.dtype] or list(reasons)
-            why = "; ".join(f"{s}: {reasons[s]}" for s in near) or f"it is not about {implementation.name} on {target}"
-            raise Misused(f"{law.name} cannot be asked; {why}")
-    if not ran:
-        raise Misused(f"no law of {len(laws)} takes this case with {implementation.name} on {target}")
-    ctx.exit(0 if passed else 1)
+    return implementation, target
 
 
-def _unfit(law: Law, subject: Subject, case: Case, impl: str | None) -> str | None:
-    if law.of and impl in law.of and subject.implementation.name != impl:
-        return f"--impl is {impl}"
+def _asked(law: Law, case: Case, implementation: Implementation, target: str) -> tuple[list[Subject], str]:
+    """The subjects that `law` can ask about `case`, and why it cannot ask the others."""
+    reasons = {subject: _unfit(law, subject, case, implementation) for subject in law.subjects(implementation, target)}
+    unfit = {subject: reason for subject, reason in reasons.items() if reason is not None}
+    near = [subject for subject in unfit if subject.dtype == case.dtype] or list(unfit)
+    why = "; ".join(f"{s}: {unfit[s]}" for s in near) or f"it is not about {implementation.name} on {target}"
+    return [subject for subject in reasons if subject not in unfit], why
+
+
+def _unfit(law: Law, subject: Subject, case: Case, implementation: Implementation) -> str | None:
+    # Of a law about references, the one that was named is asked.
+    if implementation.address in law.of and subject.implementation.name != implementation.address:
+        return f"--impl is {implementation.address}"
     return law.excludes(subject, case)
+
+
+@main.command()
+@LINE
+@click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="A law.")
+@click.option("--impl", help=f"As `kda check` takes it [default: {DEFAULT_IMPLEMENTATION}]")
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
+@click.option("--unchecked", is_flag=True, help="Compute gates outside the domain instead of refusing them.")
+@click.option("--shrink", is_flag=True, help="Make the case smaller first.")
+@click.option("--html", "pages", metavar="DIR", type=click.Path(path_type=Path), help="Write a page with pictures.")
+@PROPERTIES
+@click.pass_context
+def diagnose(
+    ctx: click.Context,
+    case: Case,
+    name: str,
+    impl: str | None,
+    target: str,
+    unchecked: bool,
+    shrink: bool,
+    pages: Path | None,
+    folder: Path | None,
+) -> None:
+    """Say what is wrong where LINE breaks a law: which cells, which stage of the kernel, and what it looks like.
+
+    Runs it many times, for a race may hold once. Exit status 1 where the law does not hold.
+    """
+    from kda.diagnosis.death import Question, death_of, retold
+    from kda.diagnosis.report import understood, write_page
+    from kda.suite.finding import find
+
+    law = _law(folder, name)
+    implementation, target = _under_test(impl, target, unchecked)
+    subjects, why = _asked(law, case, implementation, target)
+    if not subjects:
+        raise Misused(f"{law.name} cannot be asked; {why}")
+    question = Question.of(_folder(folder), implementation, target, law.name)
+    if death_of(question, case) is not None:
+        for line in retold(question, "\n".join(law.notes(subjects[0], str(case))), shrink):
+            click.echo(line)
+        ctx.exit(1)
+    failed = False
+    for subject in subjects:
+        found = find(law, subject, _many_times(subject, case))
+        if found is None:
+            click.echo(f"{law.name} on {subject}: holds, {REPEATS} times")
+            continue
+        failed = True
+        report = understood(law, subject, found, Path.cwd(), shrink=shrink)
+        for line in report.lines:
+            click.echo(line)
+        if pages is not None:
+            click.echo(f"page:  {write_page(report, pages)}")
+    ctx.exit(1 if failed else 0)
+
+
+#: How often `diagnose` runs a case that holds.
+REPEATS = 30
+
+
+def _many_times(subject: Subject, case: Case) -> Callable[[Law], None]:
+    from kda.suite.record import Record
+
+    def search(law: Law) -> None:
+        for _ in range(REPEATS):
+            law.holds_for(subject, case, Record(law.name, subject.id))
+
+    return search
 
 
 def _examine(law: Law, subject: Subject, case: Case, brief: bool) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from kda.formats import F32, F64, Format
 
-__all__ = ["AXES", "InputError", "Inputs", "Outputs", "Sizes", "Tile", "check_shapes"]
+__all__ = ["AXES", "AXIS_WORDS", "InputError", "Inputs", "Outputs", "Sizes", "Tile", "check_shapes"]
 
 #: The axes of every tensor, by the words of the field.
 AXES: dict[str, tuple[str, ...]] = {
@@ -156,12 +156,12 @@ def _index(mask: np.ndarray, tensor: str) -> tuple[tuple[int, ...], str]:
     return at, at_words(tensor, at)
 
 
-_AXIS_WORDS = {"B": "batch", "N": "token", "H": "head", "DK": "channel", "DV": "value channel"}
+AXIS_WORDS = {"B": "batch", "N": "token", "H": "head", "DK": "channel", "DV": "value channel"}
 
 
 def at_words(tensor: str, index: tuple[int, ...]) -> str:
     """`index` of `tensor` in words: "batch 0, token 3, head 1, channel 7"."""
-    return ", ".join(f"{_AXIS_WORDS[axis]} {i}" for axis, i in zip(AXES[tensor], index, strict=False))
+    return ", ".join(f"{AXIS_WORDS[axis]} {i}" for axis, i in zip(AXES[tensor], index, strict=False))
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,17 @@ class Unsteady(Right):
         return outputs
 
 
+class Races(Right):
+    # One run in three, one element of the last token of the second chunk.
+    runs = 0
+
+    def after(self, outputs, inputs, tile):
+        self.runs += 1
+        if self.runs % 3 == 0 and inputs.sizes.N > tile.C:
+            outputs.o[0, tile.C, 0, 0] += 0.5
+        return outputs
+
+
 class Creeps(Right):
     # Errs the more, the more tokens, heads and batches there are: beyond the budget where there are most alone.
 
@@ -140,8 +151,8 @@ class Result:
     text: str
 
     def lines(self, word):
-        """What follows `word:` on the lines that begin with it."""
-        return re.findall(rf"^{word}: +(.*)$", self.text, re.M)
+        """What follows `word:` on the lines that begin with it, as a shell would join them."""
+        return re.findall(rf"^{word}: +(.*)$", re.sub(r" \\\n +", " ", self.text), re.M)
 
     def failure(self, test):
         """The report of one failed test."""

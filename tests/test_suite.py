@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import types
 
 import pytest
@@ -65,9 +66,28 @@ def test_an_exception_shows_where_it_was_raised(project):
 
 def test_an_unsteady_result_is_called_that(project):
     lines = project.pytest(impl="Unsteady").failure("test_matches").splitlines()
-    assert lines[0] == "the same case failed and then passed: the result is not the same on every run"
-    assert lines[1].startswith("o: error")
-    assert any(line.startswith("case:  v1") for line in lines)
+    assert lines[0].startswith("race: the same inputs give different results, and the law fails in 1 of 111 runs")
+    assert any(line.startswith("o: error") for line in lines)
+    assert "Flaky" not in "".join(lines)
+
+
+def test_a_race_is_made_smaller_and_measured(project):
+    """One run in three is wrong, in one element."""
+    result = project.pytest("--hypothesis-seed=1", impl="Races")
+    assert "2 failed, 1 passed" in result.text
+    assert "Flaky" not in result.text
+    lines = result.failure("test_matches").splitlines()
+    found = re.match(
+        r"race: the same inputs give different results, and the law fails in (\d+) of (\d+) runs", lines[0]
+    )
+    failed, times = map(int, found.groups())
+    assert times >= 100
+    assert times / 4 < failed < times / 2
+    (case,) = [Case.parse(line.split()[1]) for line in lines if line.startswith("case:")]
+    assert (case.B, case.N, case.H, case.C) == (1, 2, 1, 1)
+    where = "elements: batch 0, token 1, head 0, value channel 0"
+    assert any("o differs from run to run in 1 of" in line and line.endswith(where) for line in lines)
+    assert any(line.startswith(f"rerun: kda diagnose {case} ") for line in lines)
 
 
 def test_another_traceback_can_be_asked_for(project):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kda.suite.laws import Law, Subject
     from kda.suite.watch import Watch
 
-__all__ = ["KILLED", "TILE", "Row", "Search", "Task", "examine", "run", "searches_of_everything"]
+__all__ = ["KILLED", "TILE", "Row", "Search", "Task", "examine", "run", "searches_of_everything", "server"]
 
 #: The tile mutants are compiled for: C, block_DV, DK and DV all differ, two blocks of value channels, and all small.
 TILE = TileChoice(DK=48, DV=64, C=16, block_DV=32)
@@ -267,7 +267,8 @@ def _begun(folder: Path, worker: str) -> Path:
 
 
 @functools.cache
-def _server() -> Any:
+def server() -> Any:
+    """The context whose processes are forked from one that has everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kda.mutation.warm"])
     return context
@@ -286,7 +287,7 @@ def run(
     task in its process (a function that can be pickled), with a folder and a name for a `Watch`.
     """
     done: dict[str, list[Row]] = {}
-    with tempfile.TemporaryDirectory() as place, ProcessPool(workers, max_tasks=1, context=_server()) as pool:
+    with tempfile.TemporaryDirectory() as place, ProcessPool(workers, max_tasks=1, context=server()) as pool:
         folder = Path(place)
         begun: dict[Any, tuple[Task, str]] = {}
         for number, task in enumerate(tasks):

@@ -10,6 +10,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given
 
 from kda.case import Case
+from kda.suite.finding import find
 from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
 from kda.suite.smaller import smaller_failure
@@ -46,40 +47,39 @@ def hunt(
 
     strategy: of the cases; the law's own where None. watch: told of every case before it runs.
     """
-    failures: list[tuple[int, float, Case, Exception]] = []
     record = Record(law.name, subject.id)
     started = time.perf_counter()
+    failed: list[tuple[int, float]] = []
+    timed = law.failing_to(lambda case, error: failed.append((record.cases + 1, time.perf_counter() - started)))
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=most,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        verbosity=hypothesis.Verbosity.quiet,
-    )
-    @given(case=law.cases(subject) if strategy is None else strategy)
-    def search(case: Case) -> None:
-        try:
+    def searching(law: Law) -> None:
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=most,
+            database=None,
+            deadline=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+        @given(case=law.cases(subject) if strategy is None else strategy)
+        def search(case: Case) -> None:
             law.holds_for(subject, case, record, watch)
-        except Exception as error:
-            failures.append((record.cases, time.perf_counter() - started, case, error))
-            raise
 
-    try:
         search()
-    except Exception:
-        # Whatever Hypothesis makes of it: a failure that does not repeat (a race) is one as well.
-        if not failures:
-            raise
-    if not failures:
+
+    found = find(timed, subject, searching, watch)
+    if found is None:
         return Hunt(None, record.cases, None, "", time.perf_counter() - started)
-    first, seconds, _, _ = failures[0]
-    # Hypothesis ends by replaying the smallest.
-    _, _, case, error = failures[-1]
+    case, error = found.case, found.error
     if shrink and strategy is None:
-        case, error = smaller_failure(law, subject, case, error, record, watch)
+        if found.steady:
+            case, error = smaller_failure(law, subject, case, error, record, watch)
+        else:
+            from kda.diagnosis.race import smaller_race
+
+            case = smaller_race(law, subject, case, watch)
+    first, seconds = failed[0]
     said = next(iter(str(error).splitlines()), "")
     return Hunt(first, record.cases, case, f"{type(error).__name__}: {said}", seconds)

@@ -11,8 +11,6 @@ from types import TracebackType
 
 __all__ = ["explain"]
 
-_UNSTEADY = "the same case failed and then passed: the result is not the same on every run"
-
 # Hypothesis repeats as a call of `search`, and as a blob, what the case line already holds.
 _REPEATS = ("search(", "@reproduce_failure(", "@seed(")
 
@@ -22,9 +20,6 @@ def explain(error: BaseException, root: Path) -> list[str] | None:
 
     root: the folder that paths are written relative to.
     """
-    if isinstance(error, BaseExceptionGroup):  # Hypothesis' FlakyFailure: what it saw first is in there
-        inner = [lines for one in error.exceptions if (lines := explain(one, root)) is not None]
-        return [_UNSTEADY, *inner[0]] if inner else None
     frames = list(_frames_of_the_body(error.__traceback__))
     if not frames:
         return None

@@ -205,6 +205,19 @@ class Law:
 
         return replace(self, body=body)
 
+    def failing_to(self, hear: Callable[[Case, Exception], None]) -> Law:
+        """The same law, which tells `hear` of every case that does not hold, and of what it raised there."""
+
+        def body(subject: Subject, case: Case) -> None:
+            __tracebackhide__ = True
+            try:
+                self.body(subject, case)
+            except Exception as error:
+                hear(case, error)
+                raise
+
+        return replace(self, body=body)
+
     def notes(self, subject: Subject, line: str) -> list[str]:
         """What a reader of a failure needs next: the law, the case, how to rerun it, how to keep it, as what line."""
         which = f"--property {self.name}"
@@ -212,6 +225,7 @@ class Law:
             f"law:   {self.name}: {self.sentence}",
             f"case:  {line}",
             f"rerun: kda check {line} {which} {subject.options}",
+            f"write: kda repro {line} {which} {subject.options} -o repro.py",
             f"keep:  kda guard add {line} {which}",
             f"guard: {line} {self.name}",
         ]

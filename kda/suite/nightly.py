@@ -13,7 +13,6 @@ from kda.suite.climb import climb
 from kda.suite.laws import Law, Subject
 from kda.suite.neighbours import Neighbourhood
 from kda.suite.record import Record
-from kda.suite.smaller import smaller_failure
 from kda.suite.watch import Watch
 
 __all__ = ["hunt"]
@@ -67,12 +66,7 @@ def _climb(
             listening.holds_for(subject, case, record, watch)
         except InputError:
             return None
-        except Exception as error:
-            failure = error
-        else:
-            return max(heard.pop().values(), default=None)
-        # Out here, where no exception is being handled: the one that is raised keeps its own cause.
-        raise smaller_failure(law, subject, case, failure, record, watch)[1]
+        return max(heard.pop().values(), default=None)
 
     neighbours = Neighbourhood(drawn)
     starts = [Case.parse(line) for _, line, _ in record.worst]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -21,6 +21,7 @@ from kda.implementations import Implementation, implementation, target_of
 from kda.kernels.compile import available_targets
 from kda.suite import guard
 from kda.suite.failure import explain
+from kda.suite.finding import find
 from kda.suite.laws import LAWS, Law, Subject, load_laws, subjects_of
 from kda.suite.record import Record, Run
 from kda.suite.summary import print_summary
@@ -30,6 +31,8 @@ from kda.suite.watch import GpuLost, Watch, last_case
 PROFILES = {"gate": 100, "dev": 100, "nightly": 2000, "replay": 0}
 #: How many cases the nightly profile climbs after a search, relative to those it searched.
 CLIMBED = 0.25
+#: Workers that may die in one run, and how many of their cases are made smaller, which takes some seconds each.
+NO_LIMIT, DEATHS = 1_000_000, 3
 GIB = 2**30
 #: What one worker takes: memory of the machine, and of a GPU (measured: 16 workers use under 4 GiB of an H200).
 WORKER_RAM, WORKER_GPU_RAM = 2 * GIB, 3 * GIB
@@ -84,6 +87,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kda-case", default=None, metavar="LINE", help="examine this one case instead of searching")
     group.addoption("--kda-cases", default=None, type=int, metavar="N", help="cases per law (default: the profile's)")
     group.addoption("--kda-report", default=None, metavar="FILE", help="write the summary of the run as JSON")
+    group.addoption("--kda-html", default=None, metavar="DIR", help="write a page with pictures for every failure")
+    group.addoption("--kda-brief", action="store_true", help="do not look into failures: the shrunk case alone")
     group.addoption("--kda-timeout", default=180.0, type=float, metavar="S", help="seconds for one case; 0: no limit")
 
 
@@ -99,6 +104,9 @@ class Plan:
     profile: str
     seed: str | None
     watch: Watch
+    brief: bool = False
+    pages: Path | None = None
+    deaths: int = 0
 
     @property
     def number(self) -> int:
@@ -131,16 +139,8 @@ class KdaRun:
         try:
             if self.plan.case is not None:
                 self._one(law, subject, self.plan.case, record)
-            elif self.plan.profile == "nightly":
-                # Here and not above: Hypothesis also draws the numbers in the source of what is loaded, and `gate` and
-                # `dev` load none of this.
-                from kda.suite.nightly import hunt
-
-                plan, most = self.plan, round(CLIMBED * self.plan.number * law.share)
-                seed = None if plan.seed is None else f"{plan.seed} {self.node.nodeid}"
-                hunt(law, subject, record, lambda law: self._search(law, subject, record), most, plan.watch, seed)
             else:
-                self._search(law, subject, record)
+                self._many(law, subject, record)
         except GpuLost as error:
             self._end(error)
         finally:
@@ -169,7 +169,45 @@ class KdaRun:
         refusal = law.excludes(subject, case)
         if refusal is not None:
             pytest.skip(f"{law.name} on {subject.id} does not take this case: {refusal}")
-        law.holds_for(subject, case, record, self.plan.watch)
+        self._look(law, subject, record, lambda law: law.holds_for(subject, case, record, self.plan.watch), False)
+
+    def _many(self, law: Law, subject: Subject, record: Record) -> None:
+        __tracebackhide__ = True
+        plan = self.plan
+
+        def search(law: Law) -> None:
+            __tracebackhide__ = True
+            if plan.profile != "nightly":
+                self._search(law, subject, record)
+                return
+            # Here and not above: Hypothesis also draws the numbers in the source of what is loaded, and `gate` and
+            # `dev` load none of this.
+            from kda.suite.nightly import hunt
+
+            most = round(CLIMBED * plan.number * law.share)
+            seed = None if plan.seed is None else f"{plan.seed} {self.node.nodeid}"
+            hunt(law, subject, record, lambda law: self._search(law, subject, record), most, plan.watch, seed)
+
+        self._look(law, subject, record, search, True)
+
+    def _look(self, law: Law, subject: Subject, record: Record, search: Callable[[Law], None], shrink: bool) -> None:
+        """Let `search` find a failure, and raise it with its report."""
+        __tracebackhide__ = True
+        found = find(law, subject, search, self.plan.watch)
+        if found is None:
+            return
+        error = found.error
+        if not (self.plan.brief and found.steady):
+            from kda.diagnosis.report import understood, write_page
+
+            root = self.node.config.rootpath
+            report = understood(law, subject, found, root, self.plan.watch, shrink)
+            error = report.error
+            lines = report.lines
+            if self.plan.pages is not None:
+                lines = [*lines, f"page:   {write_page(report, self.plan.pages)}"]
+            error.kda_report = lines  # type: ignore[attr-defined]
+        raise error
 
     def _search(self, law: Law, subject: Subject, record: Record) -> None:
         __tracebackhide__ = True
@@ -264,7 +302,12 @@ def pytest_configure(config: pytest.Config) -> None:
         profile=profile,
         seed=config.getoption("--hypothesis-seed", None),
         watch=Watch(_folder(config), _worker(), seconds),
+        brief=config.getoption("--kda-brief"),
+        pages=Path(config.getoption("--kda-html")) if config.getoption("--kda-html") else None,
     )
+    if config.getoption("maxworkerrestart", None) is None:
+        # A kernel that crashes ends a worker in every test; the default of xdist gives up after a few.
+        config.option.maxworkerrestart = str(NO_LIMIT)
 
 
 def _spread_over_gpus() -> None:
@@ -369,7 +412,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: Any = yield
     excinfo = call.excinfo
     if report.failed and excinfo is not None and "kda_run" in getattr(item, "fixturenames", ()):
-        lines = explain(excinfo.value, item.config.rootpath)
+        lines = getattr(excinfo.value, "kda_report", None) or explain(excinfo.value, item.config.rootpath)
         if lines is not None and item.config.getoption("tbstyle") == "auto":
             shown: Any = excinfo.getrepr(style="native")
             shown.reprtraceback.reprentries[0].lines = [line + "\n" for line in lines]
@@ -400,9 +443,18 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     """A worker died: say which case it was running."""
     node: Any = getattr(report, "node", None)
     under_way = last_case(_folder(sched.config), node.gateway.id) if node is not None else None
-    if under_way is not None:
-        why = "the process ended (a crash, a broken GPU or the time-out of one case) in the middle of"
-        report.longrepr = f"{report.longrepr}\n{why}\n{under_way}"
+    if under_way is None:
+        return
+    lines = under_way.splitlines()
+    plan = sched.config.stash[_PLAN]
+    if not plan.brief and plan.deaths < DEATHS:
+        from kda.diagnosis.death import Question, retold
+
+        plan.deaths += 1
+        folder = sched.config.rootpath / Path(crashitem.partition("::")[0]).parent
+        lines = retold(Question.of(folder, plan.implementation, plan.target), under_way)
+    why = "the process ended (a crash, a broken GPU or the time-out of one case) in the middle of"
+    report.longrepr = "\n".join([str(report.longrepr), why, *lines])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

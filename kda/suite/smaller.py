@@ -87,6 +87,8 @@ def smaller_failure(
 
 def _steps(case: Case) -> Iterator[Step]:
     """Towards simpler cases, the largest steps first."""
+    if any(getattr(case, name) != getattr(_PLAIN, name) for name in (*FIELDS, "edits")):
+        yield lambda case: case.replace(**{name: getattr(_PLAIN, name) for name in (*FIELDS, "edits")}, seed=0)
     for axis in ("B", "H"):
         for size in range(1, min(getattr(case, axis), 3)):
             # What one of them draws, another has under another seed.

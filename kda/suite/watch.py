@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +30,7 @@ class Watch:
     def __init__(self, folder: Path, worker: str, seconds: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.left = last_case(folder, worker) or ""
+        self._standing = ""
         self._file = os.open(folder / f"{worker}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
         self._lost = False
         self._seconds = seconds
@@ -54,11 +57,24 @@ class Watch:
         if self._seconds:
             faulthandler.cancel_dump_traceback_later()
         if not self._lost:
-            os.ftruncate(self._file, 0)
+            self._write("")
+
+    @contextmanager
+    def standing(self, text: str) -> Iterator[None]:
+        """`text` stays on disk within the block, before whatever begins there: what is known already if it dies."""
+        self._standing = text
+        self._write("")
+        try:
+            yield
+        finally:
+            self._standing = ""
+            if not self._lost:
+                self._write("")
 
     def _write(self, text: str) -> None:
+        lines = "".join(f"{part}\n" for part in (self._standing, text) if part)
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, (text + "\n").encode(), 0)
+        os.pwrite(self._file, lines.encode(), 0)
 
 
 def last_case(folder: Path, worker: str) -> str | None:
