@@ -76,7 +76,7 @@ _ALIKE = 0.01
 
 
 def worst_member(made: Sequence[Cells]) -> tuple[int, int]:
-    """The batch and head with the largest ratio error / budget, then the largest error; the first of equally bad ones."""
+    """The batch and head with the largest ratio error / budget, then the largest error; the first of equals."""
     B, H = made[0].ratio.shape[:2]
     left = [(b, h) for b in range(B) for h in range(H)]
     for figure in (_worst_ratio, _any_lost, _worst_error):

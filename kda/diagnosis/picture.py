@@ -28,6 +28,8 @@ LINES, COLUMNS = 12, 100
 _BETWEEN = "  "
 #: The marks of cells that are wrong by up to so many times their share of the budget.
 _MARKS = ((10.0, "o"), (1000.0, "O"), (np.inf, "#"))
+#: A block of a row is wrong as a whole where more than this share of its cells is.
+_MOSTLY = 0.75
 
 
 def picture(got: Outputs, expected: Outputs, budget: Budget | None, tile: Tile | None) -> list[str]:
@@ -153,9 +155,12 @@ def _bands(wrong: np.ndarray, lost: np.ndarray, C: int, block: int, room: int) -
     """
     rows = len(wrong)
     chunks = [range(start, min(start + C, rows)) for start in range(0, rows, C)]
-    blocks = np.stack([wrong[:, start : start + block].any(-1) for start in range(0, wrong.shape[1], block)], axis=1)
+    cut = [wrong[:, start : start + block] for start in range(0, wrong.shape[1], block)]
+    blocks = np.stack([part.any(-1) for part in cut], axis=1)
+    # Where most of a block is wrong, a cell that is right is so by chance.
+    closed = np.concatenate([part | (part.mean(-1, keepdims=True) > _MOSTLY) for part in cut], axis=1)
     row_wrong: np.ndarray = np.any(blocks, axis=1)
-    for alike in (np.concatenate([wrong, wrong & lost], axis=1), blocks, row_wrong[:, None]):
+    for alike in (np.concatenate([closed, wrong & lost], axis=1), blocks, row_wrong[:, None]):
         keys = [row.tobytes() for row in alike]
         bands = _folded([_runs([keys[row] for row in chunk]) for chunk in chunks], C)
         if len(bands) <= room:
