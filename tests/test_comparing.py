@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 from click.testing import CliRunner
+from small_project import ROOT
 
 from kda.case import Case
 from kda.cli import main
@@ -15,9 +16,10 @@ from kda.implementations import implementation
 from kda.support import Support, TileChoice
 
 ADAPTERS = """
-from kda.formats import F16, F32
+from kda.formats import F32, F64
 from kda.implementations.builtin import Mirror, ReferenceA
 from kda.problem import InputError
+from kda.suite.laws import Subject
 from kda.support import Support, TileChoice
 
 
@@ -40,6 +42,21 @@ class Near(ReferenceA):
         outputs = super().run(inputs, tile, target)
         outputs.o[:] *= 1 + 2.0**-52
         return outputs
+
+
+class OffByBudgets(ReferenceA):
+    # Every row off by so many times what it may be off by.
+    name = "off_by_budgets"
+    times = 1.5
+
+    def run(self, inputs, tile, target, memory=None):
+        judged = Subject(self, target, F64).judge(inputs, tile)
+        off = self.times * judged.budget.o[..., None] / inputs.v.shape[-1] ** 0.5
+        return judged.outputs.with_o(judged.outputs.o + off)
+
+
+class OffByMore(OffByBudgets):
+    times = 2.5
 
 
 class Raises(ReferenceA):
@@ -138,6 +155,21 @@ def test_other_bits_within_the_budget_are_no_difference(adapters):
     assert counts(result)[2] > 20
 
 
+def test_each_may_be_off_by_its_own_budget(adapters):
+    within = compare("ref_A", adapters("OffByBudgets"), "--case", "v1,N=5,v=gauss,q=gauss,k=gauss,dtype=f64")
+    assert counts(within)[2:4] == [1, 0]
+    assert after(within, "worst ratio").startswith("0.75")
+    outside = compare("ref_A", adapters("OffByMore"), "--case", "v1,N=5,v=gauss,q=gauss,k=gauss,dtype=f64")
+    assert counts(outside)[2:4] == [0, 1]
+    assert after(outside, "worst ratio").startswith("1.25")
+
+
+def test_where_a_budget_exceeds_the_signal_a_case_is_untrusted():
+    """With beta 0 and no state every output is 0."""
+    assert counts(compare("ref_A", "ref_A", "--case", "v1,beta=zero,dtype=f64"))[6] == 1
+    assert counts(compare("ref_A", "ref_A", "--case", "v1,dtype=f64"))[6] == 0
+
+
 def test_the_first_difference_is_shrunk(adapters):
     result = compare("ref_A", adapters("Off"), "--cases", "60", "--json", "out.json")
     assert result.exit_code == 1
@@ -214,6 +246,18 @@ def test_a_comparison_of_nothing_fails(adapters):
     result = compare(adapters("RefusesAll"), adapters("RefusesAll"), "--cases", "5")
     assert result.exit_code == 1
     assert "nothing was compared: no case was computed by both" in result.stdout
+
+
+@pytest.mark.parametrize(("masked", "status"), [("j <= i", 0), ("j < i", 1)])
+def test_our_kernel_and_an_edited_copy(tmp_path, masked, status):
+    source = (ROOT / "kda" / "kernels" / "chunk.py").read_text()
+    assert "T.if_then_else(j <= i, A_f[i, j], 0.0)" in source
+    copy = tmp_path / "copy.py"
+    copy.write_text(source.replace("if_then_else(j <= i, A_f", f"if_then_else({masked}, A_f"))
+    case = ("--target", "c", "--case", "v1,N=2,dtype=f32,k=equal")
+    result = compare("kda_chunk", f"{copy}:kda_chunk", *case)
+    assert result.exit_code == status
+    assert counts(result, "f32")[:4] == [1, 1 - status, 0, status]
 
 
 def test_every_format_that_both_have():

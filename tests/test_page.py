@@ -214,6 +214,7 @@ def probed(name="W"):
             if (chunk, stage) == (1, name):
                 got[1, 0, 1, 2:, 2] += 1, 3
                 wrong = got != expected
+                got[0, 1, 0, 0, 0] += 9  # right: within what another order of additions may do
             checks.append(Check(stage, chunk, got, expected, wrong))
     return Probed(checks)
 

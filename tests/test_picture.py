@@ -194,6 +194,43 @@ def test_speckles_of_rounding_do_not_tear_rows_apart():
     assert [line.split()[:2] for line in lines] == [["0", "0..15"], ["1..4", "16..69"]]
 
 
+def test_a_cell_that_is_right_by_chance_does_not_part_rows():
+    def spoil(o, state):
+        o += 0.05
+        o[:, 1, :, 7] -= 0.05
+        state[:, :, :4] += 0.05
+
+    (first, second) = body(drawn(spoil, N=3))
+    assert first.startswith(f"0..2   {WRONG}|{WRONG}")
+    assert second.endswith(f"4..15  {RIGHT}|{RIGHT}")
+
+
+def test_a_channel_that_is_right_in_every_row_shows():
+    def spoil(o, state):
+        o[..., np.arange(32) != 7] += 0.05
+
+    assert body(drawn(spoil, N=3)) == ["0..2   OOOOOOO.OOOOOOOO|OOOOOOOOOOOOOOOO"]
+
+
+def test_rows_that_differ_are_told_apart_as_long_as_they_fit():
+    def spoil(o, state):
+        o[:, 0, :, 1] += 0.1
+        o[:, 1, :, 2] += 0.1
+        o[:, 2] += 0.1
+        o[:, 3] = NAN
+
+    assert [line.split()[0] for line in body(drawn(spoil, N=4))] == ["0", "1", "2", "3"]
+
+
+def test_a_mark_never_reaches_over_the_border_of_a_block():
+    def spoil(o, state):
+        o[..., 64:] += 0.1
+
+    lines = drawn(spoil, N=20, DV=320, block_DV=32)
+    assert lines[-1].endswith("1 mark: 8 channels")
+    assert body(lines)[0].endswith("....|....|" + "|".join(["####"] * 8))
+
+
 def test_without_a_tile_there_are_no_borders():
     def spoil(o, state):
         o[:, 16:] += 0.1
@@ -243,7 +280,17 @@ def test_the_worst_head_is_drawn():
         o[0, 3, 1] = NAN
 
     assert member(drawn(lost, B=2, H=3)).startswith("batch 0, head 1 is drawn")
-    assert member(drawn(lost, B=2, H=3, allowed=None)).startswith("batch 0, head 1 is drawn")
+
+    def more(o, state):
+        o[0, 5, 0] += 1
+        o[1, 3, 1] += 2
+
+    def lost_later(o, state):
+        more(o, state)
+        o[1, 3, 2] = NAN
+
+    assert member(drawn(more, B=2, H=3, allowed=None)).startswith("batch 1, head 1 is drawn")
+    assert member(drawn(lost_later, B=2, H=3, allowed=None)).startswith("batch 1, head 2 is drawn")
 
 
 def test_shapes_that_disagree_are_said():
