@@ -224,6 +224,76 @@ def _echo_indented(lines: Any) -> None:
 
 
 @main.command()
+@click.argument("first", metavar="IMPL1")
+@click.argument("second", metavar="IMPL2")
+@click.option("--cases", "number", default=100, show_default=True, metavar="N", help="Cases per operand format.")
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--dtype", "dtypes", multiple=True, type=click.Choice(["f16", "bf16", "f32", "f64"]), help="Only this format."
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="What the cases are drawn from.")
+@click.option("--case", metavar="LINE", type=CaseLine(), help="This case alone.")
+@click.option("--json", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write the figures.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    first: str,
+    second: str,
+    number: int,
+    target: str,
+    dtypes: tuple[str, ...],
+    seed: int,
+    case: Case | None,
+    path: Path | None,
+) -> None:
+    """Run IMPL1 and IMPL2 on the same cases: where they agree, and the smallest case in which they do not.
+
+    The cases are those that both can run. On a target that only one of them has, the other runs where it can. Exit
+    status 1 where they differ by more than the sum of both budgets, or one raises what the other does not.
+    """
+    import json
+    import shlex
+
+    from kda.diagnosis.comparing import DIFFERENT, Comparison, drawn, pairs
+    from kda.diagnosis.comparing_show import data, print_comparisons, print_difference
+    from kda.formats import format_named
+
+    if number < 1:
+        raise Misused(f"--cases is {number}; expected at least 1")
+    one, other = _implementation(first), _implementation(second)
+    if target != "auto" and target not in (*one.targets(), *other.targets()):
+        raise Misused(f"neither {one.name} nor {other.name} runs on {target} here")
+    on, other_on = (target if target in found.targets() else found.targets()[0] for found in (one, other))
+    wanted = [format_named(name) for name in dtypes] or ([] if case is None else [case.dtype])
+    try:
+        made = pairs(one, other, (on, other_on), wanted)
+    except ValueError as error:
+        raise Misused(str(error)) from None
+    if case is None:
+        comparisons = [drawn(pair, number, seed) for pair in made]
+    else:
+        reason = made[0].support.refuses(case)
+        if reason is not None:
+            raise Misused(f"--case is not for both: {reason}")
+        comparisons = [Comparison(made[0], seed, (made[0].compared(case),))]
+    console = _console()
+    click.echo(f"{first} on {on} and {second} on {other_on}, {f'seed {seed}' if case is None else case}")
+    print_comparisons(comparisons, console)
+    differing = next((c for c in comparisons if any(found.status in DIFFERENT for found in c.found)), None)
+    smallest = None
+    if differing is not None:
+        smallest = differing.smallest_difference() if case is None else differing.found[0]
+        assert smallest is not None
+        rerun = f"kda compare {shlex.join((first, second))} --target {target}"
+        print_difference(smallest, differing, rerun, console)
+    if not any(comparison.computed for comparison in comparisons):
+        click.echo("nothing was compared: no case was computed by both")
+    if path is not None:
+        write_whole(path, json.dumps(data(comparisons, smallest), indent=2, allow_nan=False) + "\n")
+    ctx.exit(1 if any(comparison.differs for comparison in comparisons) else 0)
+
+
+@main.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def impls(names: tuple[str, ...]) -> None:
     """List the implementations that are installed (or NAMEs such as file.py:Class), and what each supports."""
