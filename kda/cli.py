@@ -147,7 +147,7 @@ def diagnose(
     Runs it many times, for a race may hold once. Exit status 1 where the law does not hold.
     """
     from kda.diagnosis.death import Question, death_of, retold
-    from kda.diagnosis.report import understood, write_page
+    from kda.diagnosis.report import understood
     from kda.suite.finding import find
 
     law = _law(folder, name)
@@ -171,7 +171,7 @@ def diagnose(
         for line in report.lines:
             click.echo(line)
         if pages is not None:
-            click.echo(f"page:  {write_page(report, pages)}")
+            click.echo(f"page:  {report.write_page(pages)}")
     ctx.exit(1 if failed else 0)
 
 

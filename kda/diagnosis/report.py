@@ -12,9 +12,10 @@ from kda.case import Case
 from kda.diagnosis import race
 from kda.diagnosis.layout import INDENT, fitted
 from kda.diagnosis.picture import picture
+from kda.diagnosis.reduce import reduced
 from kda.diagnosis.resemblance import resemblance
-from kda.diagnosis.stages import Staged, described, first_wrong_stage
-from kda.diagnosis.wrong import Wrong, examined, wrong_run
+from kda.diagnosis.stages import Staged, first_wrong_stage
+from kda.diagnosis.wrong import Examined, Wrong, examined, wrong_run
 from kda.suite.failure import explain
 from kda.suite.laws import Disagreement, Law, Subject
 
@@ -27,15 +28,23 @@ __all__ = ["Report", "reported", "understood"]
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of one failure: `lines` is the screen, the rest what it was made of."""
+    """What is known of one failure.
 
-    law: Law
-    subject: Subject
-    case: Case
-    error: Exception
+    lines: the screen; error: what the law raised; seen: the case under the law once more; wrong, staged: its run that
+    is wrong by itself, and what the probes of the kernel saw there.
+    """
+
     lines: list[str]
+    error: Exception
+    seen: Examined
     wrong: Wrong | None = None
     staged: Staged | None = None
+
+    def write_page(self, folder: Path) -> Path:
+        """Write a page with pictures into `folder`, and say where."""
+        from kda.diagnosis.page import failure_of, write_page
+
+        return write_page(folder, failure_of(self.seen, self.wrong, self.lines, self.staged))
 
 
 def understood(
@@ -48,16 +57,12 @@ def understood(
     """
     standing = "\n".join([_headline(found.error), *law.notes(subject, str(found.case))])
     with watch.standing(standing) if watch is not None else nullcontext():
-        case, error, said = found.case, found.error, []
         if not found.steady:
-            case, repeats = race.measured(law, subject, found, watch, shrink)
-            return _of_a_race(law, subject, case, repeats, root)
-        if shrink:
-            from kda.diagnosis.reduce import reduced
-
-            smaller = reduced(law, subject, case, error, watch=watch)
-            law, case, error, said = smaller.law, smaller.case, smaller.error, smaller.lines()
-        return reported(law, subject, case, error, root, watch, said)
+            return _of_a_race(law, subject, *race.measured(law, subject, found, watch, shrink), root)
+        if not shrink:
+            return reported(law, subject, found.case, found.error, root, watch)
+        smallest = reduced(law, subject, found.case, found.error, watch=watch)
+        return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
 
 
 def reported(
@@ -67,59 +72,56 @@ def reported(
     error: Exception,
     root: Path,
     watch: Watch | None = None,
-    said: list[str] | None = None,
+    said: str = "",
 ) -> Report:
-    """The report of one case that `law` does not hold for, as it is. said: lines on how it was found."""
+    """The report of one case that `law` does not hold for, as it is. said: on how it was found."""
     if watch is not None:
         watch.begin("while it was being looked into")
     try:
         seen = examined(law, subject, case)
         wrong = wrong_run(seen)
         staged, stages = _stages(wrong)
-        body = [
-            *_pictured(error, wrong),
-            *stages,
-            *_section("mistake", lambda: resemblance(seen, wrong).lines()),
-        ]
+        sections = [_cells(error, wrong), stages, _section(lambda: resemblance(seen, wrong).lines())]
     finally:
         if watch is not None:
             watch.end()
     notes = law.notes(subject, str(case))
-    head, at = _explained(error, root)
-    lines = [*head, *at, *notes[:2], *(said or ()), *body, *notes[2:]]
-    return Report(law, subject, case, error, fitted(lines, str(case)), wrong, staged)
+    lines = [*_explained(error, root), *notes[:2], *([said] if said else ())]
+    lines += [line for section in sections if section for line in ("", *section)]
+    return Report(fitted([*lines, "", *notes[2:]], str(case)), error, seen, wrong, staged)
 
 
 def _of_a_race(law: Law, subject: Subject, case: Case, repeats: race.Repeats, root: Path) -> Report:
     assert repeats.error is not None
-    head, at = _explained(repeats.error, root)
     first, *others = repeats.lines()
     # One run may hold; `kda diagnose` makes many.
     notes = [note.replace("kda check ", "kda diagnose ") for note in law.notes(subject, str(case))]
-    lines = [first, *notes[:2], *(f"{INDENT}{line}" for line in others), *head, *at, *notes[2:]]
-    return Report(law, subject, case, repeats.error, fitted(lines, str(case)))
+    lines = [first, *notes[:2], *(f"{INDENT}{line}" for line in others), *_explained(repeats.error, root)]
+    seen = Examined(law, subject, case, (), repeats.error)
+    return Report(fitted([*lines, "", *notes[2:]], str(case)), repeats.error, seen)
 
 
-def _explained(error: Exception, root: Path) -> tuple[list[str], list[str]]:
+def _explained(error: Exception, root: Path) -> list[str]:
     lines = explain(error, root) or [_headline(error)]
-    own = [line for line in lines if not line.startswith(NOTES)]
-    at = [line for line in own if line.startswith("at ")]
-    return [line for line in own if line not in at], at
+    return [line for line in lines if not line.startswith(_NOTES)]
 
 
-NOTES = ("law: ", "case: ", "rerun: ", "write: ", "keep: ", "guard: ")
+_NOTES = ("law: ", "case: ", "rerun: ", "write: ", "keep: ", "guard: ")
 
 
 def _headline(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _pictured(error: Exception, wrong: Wrong | None) -> list[str]:
-    if isinstance(error, Disagreement) and wrong is None:
-        return _section("cells", lambda: picture(error.got, error.expected, error.budget, None))
+def _cells(error: Exception, wrong: Wrong | None) -> list[str]:
     if wrong is None:
-        return []
-    return _section("cells", lambda: picture(wrong.got, wrong.expected, wrong.budget, wrong.tile))
+        if not isinstance(error, Disagreement):
+            return []
+        return _section(lambda: picture(error.got, error.expected, error.budget, None))
+    drawn = _section(lambda: picture(wrong.got, wrong.expected, wrong.budget, wrong.tile))
+    if isinstance(error, Disagreement) and wrong.got.equals(error.got) and wrong.expected.equals(error.expected):
+        return drawn
+    return [f"one of its runs is wrong by itself; beside {wrong.against}:", *drawn]
 
 
 def _stages(wrong: Wrong | None) -> tuple[Staged | None, list[str]]:
@@ -128,23 +130,17 @@ def _stages(wrong: Wrong | None) -> tuple[Staged | None, list[str]]:
     try:
         staged = first_wrong_stage(wrong)
     except Exception as error:
-        said = _failed(error)
-        return None, _section("stage", lambda: [said, *described(wrong)])
-    return staged, _section("stage", staged.lines)
+        return None, [_failed("the first wrong stage", error)]
+    return staged, staged.lines()
 
 
-def _section(name: str, make: Callable[[], list[str]]) -> list[str]:
-    """The lines of one section under its name; what it raises becomes its line, for the failure itself must be seen."""
+def _section(make: Callable[[], list[str]]) -> list[str]:
+    """The lines of one section; what it raises becomes its line, for the failure itself must be seen."""
     try:
-        lines = make()
+        return make()
     except Exception as error:
-        lines = [_failed(error)]
-    return [f"{name + ':' if i == 0 else '':<7}{line}" for i, line in enumerate(lines)]
+        return [_failed("this part of the report", error)]
 
 
-def _failed(error: Exception) -> str:
-    return f"could not be told ({type(error).__name__}: {_headline(error)})"
-
-
-def write_page(r, d):
-    return "STUB"
+def _failed(what: str, error: Exception) -> str:
+    return f"{what} could not be made: {type(error).__name__}: {_headline(error)}"

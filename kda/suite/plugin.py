@@ -198,14 +198,14 @@ class KdaRun:
             return
         error = found.error
         if not (self.plan.brief and found.steady):
-            from kda.diagnosis.report import understood, write_page
+            from kda.diagnosis.report import understood
 
             root = self.node.config.rootpath
             report = understood(law, subject, found, root, self.plan.watch, shrink)
             error = report.error
             lines = report.lines
             if self.plan.pages is not None:
-                lines = [*lines, f"page:   {write_page(report, self.plan.pages)}"]
+                lines = [*lines, f"page:   {report.write_page(self.plan.pages)}"]
             error.kda_report = lines  # type: ignore[attr-defined]
         raise error
 
