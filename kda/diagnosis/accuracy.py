@@ -1,6 +1,6 @@
 """How often the first wrong stage is the right one: every mutant of the catalogue hunted down and diagnosed.
 
-    python -m kda.diagnosis.accuracy [--jobs N] [NAME ...]
+On a command line: `python -m kda.diagnosis.accuracy [--jobs N] [NAME ...]`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from kda.case import Case
 from kda.formats import format_named
 from kda.mutation.campaign import KILLED, SURVIVED, Row, Task, laws, run
 from kda.mutation.catalogue import CATALOGUE
+from kda.problem import InputError
 
 __all__ = ["Diagnosed", "accuracy", "diagnose", "print_diagnosed"]
 
@@ -71,7 +72,10 @@ def diagnose(task: Task, folder: Path, worker: str) -> list[Row]:
     made = Diagnosed(
         task.mutant.name, KILLED, law.name, found.cases, found.seconds, str(found.case), found.said, hunting=hunting
     )
-    wrong = wrong_run(examined(law, subject, found.case))
+    try:
+        wrong = wrong_run(examined(law, subject, found.case))
+    except InputError as error:  # of a run that should have been refused, and was not
+        return [replace(made, said=f"no reference takes these inputs: {error}")]
     if wrong is None:
         return [replace(made, said=f"no run is wrong by itself: {found.said}")]
     seconds = []
@@ -92,14 +96,21 @@ def diagnose(task: Task, folder: Path, worker: str) -> list[Row]:
 
 
 def accuracy(
-    target: str, workers: int, names: Iterable[str] = (), seeds: Sequence[int] = (0,)
+    target: str,
+    workers: int,
+    names: Iterable[str] = (),
+    seed: int = 0,
+    each: Callable[[Task, list[Row]], None] = lambda task, rows: None,
 ) -> Mapping[str, Sequence[Row]]:
-    """The diagnosis of every mutant of the kernel that `target` can have; of `names` alone where they are given."""
+    """The diagnosis of every mutant of the kernel that `target` can have; of `names` alone where they are given.
+
+    workers: processes at a time; seed: of the hunts; each: told of them as they are done.
+    """
     from kda.mutation.plans import plan_catalogue
 
-    plan = plan_catalogue("kernel", target, seeds, names)
+    plan = plan_catalogue("kernel", target, (seed,), names)
     rows: dict[str, Sequence[Row]] = {row.name: [row] for row in plan.settled}
-    rows.update(run(plan.tasks, workers, work=diagnose))
+    rows.update(run(plan.tasks, workers, each=each, work=diagnose))
     return {name: rows[name] for name in CATALOGUE if name in rows}
 
 
@@ -130,6 +141,12 @@ def print_diagnosed(rows: Mapping[str, Sequence[Row]], console: Console) -> None
         console.print("mean seconds: hunt {:.2f}, compiling the probed kernel {:.2f}, its run {:.2f}".format(*means))
 
 
+def _progress(task: Task, rows: list[Row]) -> None:
+    for row in rows:
+        right = isinstance(row, Diagnosed) and row.right
+        print(f"{task.mutant.name}: {'right' if right else 'WRONG: ' + row.said}", file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where one diagnosis is wrong."""
     parser = argparse.ArgumentParser(prog="python -m kda.diagnosis.accuracy", description=__doc__.splitlines()[0])
@@ -138,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--seed", type=int, default=0, help="of the hunt")
     options = parser.parse_args(arguments)
-    rows = accuracy(options.target, options.jobs, options.names, (options.seed,))
+    rows = accuracy(options.target, options.jobs, options.names, options.seed, _progress)
     print_diagnosed(rows, Console())
     made = [row for rows_of in rows.values() for row in rows_of]
     return 0 if all(isinstance(row, Diagnosed) and row.right for row in made) else 1

@@ -1,4 +1,4 @@
-"""Which rows of the outputs are wrong, in words: tokens by the borders of chunks, heads, batches, blocks of channels."""
+"""Which rows of the outputs are wrong, in words: tokens by the borders of chunks, heads, batches, channels."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def described(wrong: Wrong) -> list[str]:
             continue
         # [B, rows, H, DV]: a state has key channels where o has tokens.
         cells = cells if name == "o" else np.moveaxis(cells, 1, 2)
-        rows = np.flatnonzero(cells.any((0, 2, 3)))
+        rows = np.flatnonzero(_along(cells, 1))
         which = tokens_in_words(rows, cells.shape[1], wrong.tile.C) if name == "o" else _keys(rows, cells.shape[1])
         where = [
-            _members("batch", "batches", cells.any((1, 2, 3))),
-            _members("head", "heads", cells.any((0, 1, 3))),
-            _channels(cells.any((0, 1, 2)), wrong.tile.block_DV),
+            _members("batch", "batches", _along(cells, 0)),
+            _members("head", "heads", _along(cells, 2)),
+            _channels(_along(cells, 3), wrong.tile.block_DV),
         ]
         lines.append(f"{name}: {'; '.join([which, *filter(None, where)])}")
     return lines
@@ -50,6 +50,11 @@ def _wrong_cells(got: np.ndarray, expected: np.ndarray, budget: np.ndarray) -> n
     return rows[..., None] & (error > budget[..., None] / np.sqrt(got.shape[-1]))
 
 
+def _along(cells: np.ndarray, axis: int) -> np.ndarray:
+    """Whether anything is set at each place along `axis`."""
+    return np.asarray(np.moveaxis(cells, axis, 0).reshape(cells.shape[axis], -1).any(1))
+
+
 def tokens_in_words(rows: Sequence[int] | np.ndarray, N: int, C: int) -> str:
     """Tokens `rows` of 0..N-1, in ascending order, by the borders of chunks of C tokens."""
     wrong = [int(row) for row in rows]
@@ -58,11 +63,11 @@ def tokens_in_words(rows: Sequence[int] | np.ndarray, N: int, C: int) -> str:
     chunk = f"chunk {first // C}"
     if len(wrong) == N:
         return "every token" if N > 1 else "the only token"
-    if wrong == [t for t in range(C - 1, N, C)] and (len(wrong) > 1 or N >= C > 1):
+    if wrong == list(range(C - 1, N, C)) and (len(wrong) > 1 or N >= C > 1):
         return "only the last row of each full chunk: " + _listed("token", wrong)
-    if wrong == [t for t in range(C, N, C)] and (len(wrong) > 1 or first < N - 1):
+    if wrong == list(range(C, N, C)) and (len(wrong) > 1 or first < N - 1):
         return "only the first row past each border: " + _listed("token", wrong)
-    if wrong == [t for t in range(0, N, C)]:
+    if wrong == list(range(0, N, C)):
         return "only the first row of each chunk: " + _listed("token", wrong)
     if tail and N > C and wrong == list(range(N - tail, N)):
         return f"only the tail, the {_count(tail, 'row')} of the last chunk: {_listed('token', wrong)}"

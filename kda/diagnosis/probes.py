@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kda.implementations import Implementation, Memory
-from kda.mutation.rewrite import Place, Stale, filled, places
+from kda.mutation.rewrite import Place, filled, places
 from kda.problem import Inputs, Outputs, Sizes, Tile
 from kda.source import module_from_source
 
@@ -138,6 +138,7 @@ def with_probes(text: str, function: str) -> tuple[str, tuple[Probe, ...]]:
     tree = ast.parse(text)
     kernel = _Kernel(tree, function)
     found = tuple(probe for probe in PROBES if kernel.put(probe))
+    kernel.finish()
     if not found:
         raise Unprobed(f"no probe finds its place in {function}")
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n", found
@@ -162,6 +163,7 @@ class _Kernel:
         self.loop = loop
         # What is read where is asked of the source as it was: probes read everything once more.
         self.body = list(loop.body)
+        self.before: dict[int, list[ast.stmt]] = {}
 
     def _programs(self, launch: ast.With) -> str:
         """The indices of a program, block, batch and head: a launch says which is which by the extents of its grid."""
@@ -191,7 +193,7 @@ class _Kernel:
         return {"C": self.C, "DK": self.DK, "block_DV": self.block_DV}.get(word, word)
 
     def _put_tile(self, probe: Probe, index: str) -> bool:
-        at = self._reader(probe)
+        at = self._place(probe)
         if at is None:
             return False
         row, column = ("p_c", "p_r") if probe.transposed else ("p_r", "p_c")
@@ -203,25 +205,26 @@ class _Kernel:
             loop, place = f"for p_r, p_c in {self.on}.parallel({extents})", f"{index}, p_r, p_c]"
             element = f"{probe.tile}[{row}, {column}]"
         made = filled(f"{loop}:\n    {place} = T.Cast('float32', {element})", {})
-        where = len(self.loop.body) if at is _AT_THE_END else next(
-            i for i, statement in enumerate(self.loop.body) if statement is at
-        )
-        self.loop.body[where:where] = made
+        self.before.setdefault(at, []).extend(made)
         return True
 
-    def _reader(self, probe: Probe) -> ast.stmt | None:
-        """The statement of the loop before which a probe stands."""
+    def finish(self) -> None:
+        """Put the statements that have been collected into the loop."""
+        numbered = enumerate((*self.body, None))
+        self.loop.body = [s for i, statement in numbered for s in (*self.before.get(i, ()), statement) if s]
+
+    def _place(self, probe: Probe) -> int | None:
+        """The number of the statement of the loop before which a probe stands."""
         if not any(_mentions(statement, probe.tile) for statement in self.body):
             return None
         if probe.before == _END:
-            return _AT_THE_END
+            return len(self.body)
         if probe.before is not None:
-            into = [statement for statement in self.body if _multiplies(statement, probe.tile, probe.before)]
+            into = [i for i, s in enumerate(self.body) if _multiplies(s, probe.tile, probe.before)]
             return into[0] if len(into) == 1 else None
-        reader = next((statement for statement in self.body if _reads(statement, probe.tile)), None)
-        before = self.body[: self.body.index(reader)] if reader in self.body else []
+        reader = next((i for i, s in enumerate(self.body) if _reads(s, probe.tile)), 0)
         # A statement that makes a tile and goes on with it leaves no place in between. The state is there from before.
-        made = probe.stage == "S at the start" or any(_writes(statement, probe.tile) for statement in before)
+        made = probe.stage == "S at the start" or any(_writes(s, probe.tile) for s in self.body[:reader])
         return reader if made else None
 
     def _put_scanned(self, probe: Probe, index: str) -> bool:
@@ -231,7 +234,7 @@ class _Kernel:
             return False
         (write,) = writes
         if probe.stage == "gamma":
-            entering = {ast.unparse(node) for node in ast.walk(write.bound["_e"]) if isinstance(node, ast.Subscript)}
+            entering = {ast.unparse(node) for node in _parts(write.bound["_e"]) if isinstance(node, ast.Subscript)}
             if len(entering) != 1:
                 return False
             _insert(write, write.start, f"{index}, _r, _d] = {entering.pop()}")
@@ -243,10 +246,6 @@ class _Kernel:
         bound = read.bound | {"_d": write.bound["_d"]}
         _insert(replace(read, bound=bound), read.stop, f"{index}, _r, _d] = _x[_r]")
         return True
-
-
-#: Stands for the place behind the last statement.
-_AT_THE_END = ast.Pass()
 
 
 def _insert(place: Place, at: int, pattern: str) -> None:
@@ -282,8 +281,12 @@ def _calls(node: ast.AST | None, *methods: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
 
 
-def _mentions(node: Any, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+def _parts(node: object) -> Iterator[ast.AST]:
+    return ast.walk(node) if isinstance(node, ast.AST) else iter(())
+
+
+def _mentions(node: object, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in _parts(node))
 
 
 #: Which argument of a call is written to.
@@ -319,7 +322,10 @@ def _writes(statement: ast.stmt, name: str) -> bool:
 def _multiplies(statement: ast.stmt, factor: str, into: str) -> bool:
     """Whether it holds a product with `factor` that is added to `into`."""
     return any(
-        _calls(node, "gemm") and len(node.args) > 2 and _mentions(node.args[2], into) and _mentions(node.args[0], factor)
+        isinstance(node, ast.Call)
+        and len(node.args) > 2
+        and _mentions(node.args[0], factor)
+        and _mentions(node.args[2], into)
         for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
+        if _calls(node, "gemm")
     )

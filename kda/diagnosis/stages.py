@@ -96,14 +96,12 @@ class Staged:
         """Two to four lines of at most 100 columns."""
         if self.stage is None:
             why = self.why or "every probed stage follows from the one before it as it does in the mirror"
-            return [*map(_short, (f"first wrong stage: none ({why})", *self.instead))][: 3 if self._notes else 4] + [
-                *self._notes
-            ]
+            return [*map(_short, (f"first wrong stage: none ({why})", *self.instead)), *self._notes]
         block = f", block {self.at.block}" if self.blocks > 1 and self.stage in (*_OF_BLOCKS, GRID, LOOP) else ""
         where = f"(chunk {self.chunk}, batch {self.at.batch}, head {self.at.head}{block})"
         if self.stage in (GRID, LOOP):
             what = "a program never ran" if self.stage == GRID else "a chunk was never run"
-            return [_short(f"first wrong stage: {self.stage} {where}: {what}"), *self._more()]
+            return [_short(f"first wrong stage: {self.stage} {where}: {what}"), *self._notes]
         first = f"first wrong stage: {self.stage} {where}, from {self._place()}"
         numbers = f"got {self.got:.9g}, expected {self.expected:.9g} (bound {self.bound:.3g})"
         made = [f"{first}: {numbers}"] if len(first) + len(numbers) + 2 <= _WIDTH else [first, f"  {numbers}"]
@@ -159,9 +157,7 @@ def first_wrong_stage(wrong: Wrong) -> Staged:
     same_bits = seen.outputs.equals(wrong.got)
     first = next((check for check in checks if check.wrong.any()), None)
     if first is None:
-        return Staged(
-            None, missing=seen.missing, same_bits=same_bits, instead=tuple(described(wrong)), checks=checks
-        )
+        return Staged(None, missing=seen.missing, same_bits=same_bits, instead=tuple(described(wrong)), checks=checks)
     # Batch, head, block, row, column: the order in which a reader narrows a place down.
     batch, head, block, row, column = (int(i) for i in np.argwhere(np.moveaxis(first.wrong, 0, 2))[0])
     cell = (block, batch, head, row, column)
@@ -190,7 +186,7 @@ def first_wrong_stage(wrong: Wrong) -> Staged:
 def _checks(wrong: Wrong, seen: Probed, steps: Steps) -> Iterator[StageCheck]:
     """Every stage that was probed, chunk by chunk, in the order in which they are made."""
     stored = _stored(wrong, seen, steps)
-    some = seen.ran.any(-1)
+    some = np.asarray(seen.ran.any(-1))
     chunks = seen.ran.shape[-1]
     for chunk in range(chunks):
         ran = seen.ran[..., chunk]

@@ -6,7 +6,7 @@ A stage that is wrong does not make those behind it look wrong, for they are mad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,10 +16,7 @@ from kda.problem import Inputs, Tile
 from kda.references._layout import heads_first
 from kda.references.arithmetic import Arithmetic, Exp2, exp2_correctly_rounded
 
-__all__ = ["LOADED", "STEPS", "Made", "Steps"]
-
-#: What is loaded and not computed: it must agree bit for bit on every machine.
-LOADED = ("q", "k", "v", "beta", "g", "S at the start")
+__all__ = ["STEPS", "Made", "Steps"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Made:
     """
 
     value: np.ndarray
-    size: np.ndarray | None = None
+    size: np.ndarray = field(default_factory=lambda: np.zeros(()))
     terms: int = 0
     rounded: bool = False
 
@@ -70,7 +67,6 @@ class Steps:
         made = self.made(stage)
         if self.exact or made.terms == 0:
             return np.zeros(made.value.shape)
-        assert made.size is not None
         with np.errstate(all="ignore"):
             bound = 2 * made.terms * (F32.unit_roundoff * made.size.astype(np.float64) + F32.min_subnormal)
             if made.rounded:
@@ -242,7 +238,7 @@ class Steps:
 
     def _product(self, a: np.ndarray, b: np.ndarray, onto: Made | None = None) -> Made:
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        cleared = Made(self._machine.zeros(*shape), np.zeros(shape), 0) if onto is None else onto
+        cleared = onto or Made(self._machine.zeros(*shape))
         value = self._machine.gemm(a, b, np.array(np.broadcast_to(cleared.value, shape)))
         size = cleared.size if self.exact else cleared.size + np.abs(a).astype(np.float64) @ np.abs(b)
         return Made(value, size, cleared.terms + a.shape[-1])
