@@ -104,6 +104,10 @@ def probed(implementation: Implementation, inputs: Inputs, tile: Tile, target: s
     text, found = with_probes(source.text, source.function)
     sizes = inputs.sizes
     places = (-(-sizes.DV // tile.block_DV), sizes.B, sizes.H, -(-sizes.N // tile.C))
+    held = 4 * int(np.prod(places)) * sum(int(np.prod(probe.shape(sizes, tile))) for probe in found)
+    if held > _MOST_BYTES:
+        words = f"B = {sizes.B}, N = {sizes.N}, H = {sizes.H}"
+        raise Unprobed(f"the probes of {words} would hold {held / 2**30:.1f} GiB; expected at most 1")
     device = "cuda" if target == "cuda" else "cpu"
     unwritten = torch.tensor(_UNWRITTEN, dtype=torch.int32).view(torch.float32)
     outputs = [unwritten.expand(*places, *probe.shape(sizes, tile)).contiguous().to(device) for probe in found]
@@ -126,6 +130,8 @@ def probed(implementation: Implementation, inputs: Inputs, tile: Tile, target: s
     return Probed(result, values, ran, missing)
 
 
+#: What the probes of one run may hold: any machine that runs the tests has this much, and the steps need a few times it.
+_MOST_BYTES = 2**30
 #: The bits of a NaN that no arithmetic makes.
 _UNWRITTEN = 0x7FC0BEEF
 
