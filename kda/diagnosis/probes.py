@@ -103,14 +103,14 @@ def probed(implementation: Implementation, inputs: Inputs, tile: Tile, target: s
         raise Unprobed(f"{implementation.name} names no kernel source")
     text, found = with_probes(source.text, source.function)
     sizes = inputs.sizes
-    places = (-(-sizes.DV // tile.block_DV), sizes.B, sizes.H, -(-sizes.N // tile.C))
-    held = 4 * int(np.prod(places)) * sum(int(np.prod(probe.shape(sizes, tile))) for probe in found)
+    programs = (-(-sizes.DV // tile.block_DV), sizes.B, sizes.H, -(-sizes.N // tile.C))
+    held = 4 * int(np.prod(programs)) * sum(int(np.prod(probe.shape(sizes, tile))) for probe in found)
     if held > _MOST_BYTES:
         words = f"B = {sizes.B}, N = {sizes.N}, H = {sizes.H}"
         raise Unprobed(f"the probes of {words} would hold {held / 2**30:.1f} GiB; expected at most 1")
     device = "cuda" if target == "cuda" else "cpu"
     unwritten = torch.tensor(_UNWRITTEN, dtype=torch.int32).view(torch.float32)
-    outputs = [unwritten.expand(*places, *probe.shape(sizes, tile)).contiguous().to(device) for probe in found]
+    outputs = [unwritten.expand(*programs, *probe.shape(sizes, tile)).contiguous().to(device) for probe in found]
     try:
         module = module_from_source(text, f"{source.function}-probed", source.module.__package__ or "")
         made = implementation.with_outputs(module, outputs)
@@ -123,14 +123,14 @@ def probed(implementation: Implementation, inputs: Inputs, tile: Tile, target: s
         said = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
         raise Unprobed(f"the probed kernel does not run: {type(error).__name__}: {said.strip()}") from error
     values = {probe.stage: output.cpu().numpy() for probe, output in zip(found, outputs, strict=True)}
-    ran = np.zeros(places, bool)
+    ran = np.zeros(programs, bool)
     for value in values.values():
         ran |= (value.view(np.int32) != _UNWRITTEN).any((-1, -2))
     missing = tuple(probe.stage for probe in PROBES if probe not in found)
     return Probed(result, values, ran, missing)
 
 
-#: What the probes of one run may hold: any machine that runs the tests has this much, and the steps need a few times it.
+#: Bytes that the probes of one run may hold; their steps need a few times as much.
 _MOST_BYTES = 2**30
 #: The bits of a NaN that no arithmetic makes.
 _UNWRITTEN = 0x7FC0BEEF

@@ -18,7 +18,7 @@ from kda.diagnosis.steps import STEPS, Steps
 from kda.diagnosis.wrong import Wrong
 from kda.references._layout import heads_first
 
-__all__ = ["GRID", "LOOP", "StageCheck", "Staged", "first_wrong_stage"]
+__all__ = ["GRID", "LOOP", "At", "StageCheck", "Staged", "first_wrong_stage"]
 
 #: Programs that never ran, and chunks that no program went through: wrong before anything is loaded.
 GRID, LOOP = "grid", "loop over chunks"
