@@ -240,7 +240,7 @@ def test_the_first_of_two_mistakes_is_named_and_the_other_listed():
     staged = first_wrong_stage(wrong_of(made, BUSY + ",dtype=f32"))
     assert (staged.stage, staged.chunk, staged.at.batch, staged.at.head) == ("A_qk", 1, 0, 1)
     assert staged.also == ("V_tilde",)
-    assert "(token 16)" in staged.lines()[0]
+    assert "row 0 (token 16), column 0 (token 16)" in staged.lines()[0]
     assert "wrong by their own step too: V_tilde" in staged.lines()[-1]
 
 
@@ -265,6 +265,13 @@ def test_a_chunk_that_is_never_run_is_the_first_thing_wrong():
     assert (staged.stage, staged.chunk, staged.also) == (LOOP, 6, ())
     where = "(chunk 6, batch 0, head 0, block 0)"
     assert staged.lines() == [f"first wrong stage: loop over chunks {where}: a chunk was never run"]
+
+
+def test_what_is_made_past_N_is_stored_nowhere():
+    load = "for r, d in on.parallel(C, DK):\n    Q_s[r, d] = Q[bb, T.min(s0 + r, N - 1), bh, d]"
+    made = planted(("T.copy(Q[bb, _t, bh, :], Q_s)", load))
+    staged = first_wrong_stage(said_wrong(made, BUSY + ",dtype=f32"))
+    assert (staged.stage, staged.chunk, staged.at.row, staged.also) == ("q", 2, 5, ())
 
 
 def test_other_bits_with_probes_are_said():
@@ -353,6 +360,20 @@ def test_another_order_of_additions_is_within_the_bounds(dtype):
     case, held = held_by(Backwards(format_named(dtype)), f"{BUSY},dtype={dtype}")
     assert beyond(case, held) == []
     assert {"M", "A_qk", "W S", "o", "S"} <= set(beyond(case, held, exact=True)) | {"A_qk"}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    "stage", ["k e^gamma", "k e^-gamma", "q e^gamma", "A_qk", "W", "V_tilde", "k e^(gamma_C - gamma)"]
+)
+def test_a_rounding_may_go_the_other_way(dtype, stage):
+    form = format_named(dtype)
+    case, held = held_by(Backwards(form), f"{BUSY},dtype={dtype}")
+    at = np.unravel_index(np.argmax(np.abs(held[stage])), held[stage].shape)
+    unit = 2 * form.unit_roundoff * 2.0 ** np.floor(np.log2(np.abs(held[stage][at])))
+    held[stage][at] += unit
+    assert stage not in beyond(case, held)
+    assert stage in beyond(case, held, exact=True)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
