@@ -25,7 +25,7 @@ from kda.mutation.catalogue import CATALOGUE
 from kda.mutation.hiding import HIDING
 from kda.mutation.mutant import Mutant, mutant
 from kda.mutation.plans import plan_catalogue
-from kda.mutation.rewrite import Edit, Stale, rewritten
+from kda.mutation.rewrite import Edit, Stale, filled, places, rewritten
 from kda.references import mirror
 from kda.source import module_from_source
 from kda.suite.laws import load_laws
@@ -251,6 +251,18 @@ def test_a_hole_that_nothing_bound_is_said():
 def test_a_run_that_nothing_bound_is_said():
     with pytest.raises(ValueError, match="_other stands for nothing that was found"):
         edited("for i in r:\n    a()", "for _i in _r:\n    _body", "_other")
+
+
+def test_every_place_of_a_pattern_is_told_and_can_be_written_at():
+    tree = ast.parse("for i in a:\n    x[i] = f(i)\n    y = 1\nx[j] = 2")
+    outer, inner = places(tree, "x[_i] = _e")
+    assert [(place.start, place.stop, ast.unparse(place.bound["_e"])) for place in (outer, inner)] == [
+        (1, 2, "2"),
+        (0, 1, "f(i)"),
+    ]
+    assert places(tree, "x[_i] = f(_j)\n_rest\ny = 2") == []
+    inner.body[inner.stop : inner.stop] = filled("seen[_i] = _e", inner.bound)
+    assert ast.unparse(tree) == "for i in a:\n    x[i] = f(i)\n    seen[i] = f(i)\n    y = 1\nx[j] = 2"
 
 
 # Stale

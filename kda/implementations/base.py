@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,13 @@ class Implementation(ABC):
     def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
         """The same implementation on rewritten `modules`, by role; what it ran before stays as it is."""
         raise NotImplementedError(f"{self.name} names no source that could be rewritten")
+
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        """The same implementation on a rewritten kernel that writes `outputs`, tensors of the target, after its own.
+
+        By default None: there is no handing them to its launch.
+        """
+        return None
 
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
         """Compile what a run of these sizes and this tile needs; by default, nothing."""

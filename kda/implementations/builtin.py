@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -199,6 +200,21 @@ def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
     return Support(dtypes=(dtype,), tiles=tiles, total_gates={dtype: total}, max_beta=2.0, max_tokens=160)
 
 
+class _WithOutputs:
+    """`kda.kernels.compile`, or a rewritten copy, whose kernels take more arguments than their launch knows of."""
+
+    def __init__(self, compiling: Any, outputs: Sequence[Any]) -> None:
+        self._compiling = compiling
+        self._outputs = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiling, name)
+
+    def compile_program(self, *arguments: Any) -> Any:
+        kernel = self._compiling.compile_program(*arguments)
+        return lambda *tensors: kernel(*tensors, *self._outputs)
+
+
 class KdaChunk(TorchImplementation):
     """`kda_chunk`, the article's kernel in TileLang, on the CPU or on CUDA."""
 
@@ -301,6 +317,14 @@ class KdaChunk(TorchImplementation):
             launch = launch or module_from_source(self.sources()["launch"].text, "launch", "kda.kernels")
             launch.compiling = modules["compile"]  # type: ignore[attr-defined]
         return KdaChunk(program, launch)
+
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
+        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
+        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
+        made = copy.copy(self)
+        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
+        return made
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         # Tensor cores add in another order; float32 operands do not go through them.

@@ -18,7 +18,7 @@ from typing import Any
 
 from kda.source import module_from_source
 
-__all__ = ["Edit", "Stale", "module_from_source", "rewritten"]
+__all__ = ["Edit", "Place", "Stale", "filled", "module_from_source", "places", "rewritten"]
 
 Bindings = dict[str, object]
 
@@ -53,6 +53,26 @@ def rewritten(source: str, function: str, edits: Sequence[Edit]) -> str:
         name = function if edit.function is None else edit.function
         _apply(_function(tree, name), edit, name or "the module")
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run of statements that a pattern matches: body[start:stop], and what its holes stand for."""
+
+    body: list[ast.stmt]
+    start: int
+    stop: int
+    bound: Bindings
+
+
+def places(root: ast.AST, pattern: str) -> list[Place]:
+    """Every run of statements below `root` that matches."""
+    return [Place(*found) for found in _statements(root, _parse(pattern))]
+
+
+def filled(pattern: str, bound: Bindings) -> list[ast.stmt]:
+    """The statements of a pattern, its holes filled."""
+    return _filled_block(_parse(pattern), bound)
 
 
 def _function(tree: ast.Module, name: str) -> ast.AST:

@@ -26,6 +26,7 @@ BETA = (
         "beta-before-solve",
         "T diag(beta) with L = beta_i M: beta multiplies the right-hand side, before the solve",
         "article 3.3, 4.5 (6)",
+        stage="W",
         kernel=_BETA_FIRST_KERNEL,
         mirror=_BETA_FIRST_MIRROR,
         tokens=2,
@@ -35,6 +36,7 @@ BETA = (
         "beta-of-the-row-in-L",
         "diag(beta) T with L = beta_c M: L takes beta of its row, as the other pairing would",
         "article 3.2",
+        stage="L",
         kernel=_BETA_C_KERNEL,
         mirror=_BETA_C_MIRROR,
         tokens=2,
@@ -52,6 +54,7 @@ BETA = (
         "beta-before-solve-in-W",
         "W is T diag(beta) K e^gamma, U is diag(beta) T V: one of the two right-hand sides took beta early",
         "article 3.3",
+        stage="W",
         kernel=(_BETA_FIRST_KERNEL[0], _BETA_FIRST_KERNEL[2]),
         mirror=(
             Edit("the right-hand side of W", RHS, "X = np.concatenate([be[..., None] * (Kc * Ep), Vc], axis=-1)"),
@@ -69,6 +72,7 @@ BETA = (
         "beta-twice",
         "beta multiplies the right-hand side and the solution",
         "article 4.5 (6)",
+        stage="W",
         kernel=_BETA_FIRST_KERNEL[:2],
         mirror=_BETA_FIRST_MIRROR[:1],
     ),
@@ -76,6 +80,7 @@ BETA = (
         "beta-dropped-from-L",
         "L = M: what an earlier token wrote is deleted with full strength",
         "article 3.2",
+        stage="L",
         kernel=(Edit("beta in L", "beta_s[_j] * M_f[_i, _j]", "M_f[_i, _j]", WRITES_L),),
         mirror=(Edit("beta in L", "be[..., None, :] * M", "M"),),
         tokens=3,
@@ -84,6 +89,7 @@ BETA = (
         "beta-dropped-from-W",
         "W = T K e^gamma: the old state is deleted with full strength",
         "article 3.2",
+        stage="W",
         kernel=(Edit("beta on the solution for W", SOLVED_W, "Kp_s[_r, _c] = on.round(x[_r])"),),
         mirror=(
             Edit(
@@ -98,6 +104,7 @@ BETA = (
         "beta-dropped-from-U",
         "U = T V: values are written with full strength",
         "article 3.2",
+        stage="U",
         kernel=(Edit("beta on the solution for U", SOLVED_U, "U_s[_r, _c] = x[_r]"),),
         mirror=(
             Edit(

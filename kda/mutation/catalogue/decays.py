@@ -13,6 +13,7 @@ DECAYS = (
         "Q-without-decay",
         "q enters without e^gamma, in A_qk and in the term between chunks",
         "article 4.5 (3)",
+        stage="q e^gamma",
         kernel=(Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]))"),),
         mirror=(Edit("q e^gamma", "Qp = op(Qc * Ep)", "Qp = op(Qc)"),),
     ),
@@ -20,6 +21,7 @@ DECAYS = (
         "Q-weighted-twice",
         "q is multiplied by e^gamma, then once more",
         "article 4.5 (3)",
+        stage="q e^gamma",
         kernel=(
             Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]) * Ep_s[_r, _d] * Ep_s[_r, _d])"),
         ),
@@ -29,6 +31,7 @@ DECAYS = (
         "K-in-place-before-e-gamma",
         "k was overwritten by k e^-gamma before k e^gamma is formed: both factors of M carry e^-gamma and e^gamma",
         "article 4.5 (5)",
+        stage="k e^gamma",
         kernel=(
             Edit(
                 "k e^gamma",
@@ -44,6 +47,7 @@ DECAYS = (
         "K-in-place-before-e-minus-gamma",
         "k was overwritten by k e^gamma before k e^-gamma is formed: the decay cancels",
         "article 4.5 (5)",
+        stage="k e^-gamma",
         kernel=(
             Edit(
                 "k e^-gamma",
@@ -58,6 +62,7 @@ DECAYS = (
         "K-in-place-before-the-solve",
         "k was overwritten by k e^gamma before the right-hand side of W is formed: weighted twice",
         "article 4.5 (5)",
+        stage="W",
         kernel=(
             Edit(
                 "the right-hand side of W",
@@ -71,6 +76,7 @@ DECAYS = (
         "K-in-place-before-the-state",
         "k was overwritten by k e^gamma before it enters the state: it arrives with e^gamma_C",
         "article 4.5 (5)",
+        stage="k e^(gamma_C - gamma)",
         kernel=(
             Edit(
                 "k e^(gamma_C - gamma)",
@@ -85,6 +91,7 @@ DECAYS = (
         "e-gamma-for-e-minus-gamma",
         "k e^gamma stands where k e^-gamma belongs",
         "article 1.2",
+        stage="k e^-gamma",
         kernel=(Edit("k e^-gamma", "Em_s[_r, _d]", "Ep_s[_r, _d]", "Km_s[_r, _d] = _"),),
         mirror=(Edit("k e^-gamma", "Km = op(Kc * Em)", "Km = op(Kc * Ep)"),),
     ),
@@ -92,6 +99,7 @@ DECAYS = (
         "e-minus-gamma-for-e-gamma",
         "k e^-gamma stands where k e^gamma belongs, in M",
         "article 1.2",
+        stage="k e^gamma",
         kernel=(Edit("k e^gamma", KP, "Kp_s[_r, _d] = on.round(T.Cast(ACCUM, K_s[_r, _d]) * Em_s[_r, _d])"),),
         mirror=(Edit("k e^gamma", "Kp = op(Kc * Ep)", "Kp = op(Kc * Em)"),),
         tokens=2,
@@ -100,6 +108,7 @@ DECAYS = (
         "decay-to-the-end-inverted",
         "keys enter the state with e^(gamma - gamma_C), the inverse of their decay to the end of the chunk",
         "article 4.4",
+        stage="k e^(gamma_C - gamma)",
         kernel=(
             Edit(
                 "k e^(gamma_C - gamma)",
@@ -120,6 +129,7 @@ DECAYS = (
         "keys-enter-the-state-undecayed",
         "the state takes K^T V~ without the decay to the end of the chunk",
         "article 4.4",
+        stage="k e^(gamma_C - gamma)",
         kernel=(Edit("k e^(gamma_C - gamma)", KD, "Kp_s[_r, _d] = on.round(T.Cast(ACCUM, K_s[_r, _d]))"),),
         mirror=(Edit("k e^(gamma_C - gamma)", "Kd = op(_k)", "Kd = op(Kc)"),),
         tokens=2,
@@ -128,6 +138,7 @@ DECAYS = (
         "log2e-forgotten",
         "gamma goes to exp2 as it is: decays are 2^gamma, in both factors",
         "article 4.1",
+        stage="e^gamma",
         kernel=(
             Edit("e^gamma", "T.exp2(gamma[0] * LOG2_E)", "T.exp2(gamma[0])"),
             Edit("e^-gamma", "T.exp2(-gamma[0] * LOG2_E)", "T.exp2(-gamma[0])"),
@@ -141,6 +152,7 @@ DECAYS = (
         "log2e-forgotten-in-e-minus-gamma",
         "log2 e is missing in one of the two exponentials",
         "article 4.1",
+        stage="e^-gamma",
         kernel=(Edit("e^-gamma", "T.exp2(-gamma[0] * LOG2_E)", "T.exp2(-gamma[0])"),),
         mirror=(Edit("e^-gamma", "Em = exp(-gam)", "Em = exp(-gam * np.float32(np.log(2)))"),),
     ),
@@ -148,6 +160,7 @@ DECAYS = (
         "log2e-forgotten-in-e-gamma",
         "log2 e is missing in the other of the two exponentials",
         "article 4.1",
+        stage="e^gamma",
         kernel=(Edit("e^gamma", "T.exp2(gamma[0] * LOG2_E)", "T.exp2(gamma[0])"),),
         mirror=(Edit("e^gamma", "Ep = exp(gam)", "Ep = exp(gam * np.float32(np.log(2)))"),),
     ),
@@ -155,6 +168,7 @@ DECAYS = (
         "exclusive-cumsum",
         "gamma_r stops before token r: a token's own gate comes one token late",
         "article 1.1",
+        stage="gamma",
         kernel=(
             Edit(
                 "the prefix sum",
@@ -174,6 +188,7 @@ DECAYS = (
         "cumsum-not-reset",
         "gamma goes on from the chunk before",
         "article 4.1",
+        stage="gamma",
         kernel=(
             Edit(
                 "gamma",
@@ -210,6 +225,7 @@ DECAYS = (
         "channel-for-position-in-the-split",
         "k e^-gamma takes the decay of the channel whose number is the token's: e^-gamma[r, r] for e^-gamma[r, d]",
         "article 1.2, 3.4",
+        stage="k e^-gamma",
         kernel=(Edit("k e^-gamma", "Em_s[_r, _d]", "Em_s[_r, _r % DK]", "Km_s[_r, _d] = _"),),
         mirror=(
             Edit(
@@ -225,6 +241,7 @@ DECAYS = (
         "gate-of-one-channel",
         "every channel decays as channel 0 does: a scalar gate",
         "article 3.4",
+        stage="g",
         kernel=(Edit("the gate that is read", "G[bb, s0 + _r, bh, _d]", "G[bb, s0 + _r, bh, 0]"),),
         mirror=(
             Edit(

@@ -13,6 +13,7 @@ INDICES = (
         "gate-of-head-0",
         "every head decays by the gate of head 0",
         "FLA #624 (heads of another number)",
+        stage="g",
         kernel=(Edit("the gate that is read", "G[bb, s0 + _r, bh, _d]", "G[bb, s0 + _r, 0, _d]"),),
         loops=(Edit("the gate that is read", "inputs.g[b, rows, h]", "inputs.g[b, rows, 0]"),),
         members=2,
@@ -22,6 +23,7 @@ INDICES = (
         "beta-of-head-0",
         "every head writes with the beta of head 0",
         "FLA #624 (heads of another number)",
+        stage="beta",
         kernel=(Edit("the beta that is read", "Beta[bb, s0 + _r, bh]", "Beta[bb, s0 + _r, 0]"),),
         loops=(Edit("the beta that is read", "inputs.beta[b, rows, h]", "inputs.beta[b, rows, 0]"),),
         members=2,
@@ -31,6 +33,7 @@ INDICES = (
         "state-of-batch-0",
         "every batch starts from the state of batch 0",
         "tpu-inference #2408 (the state of another slot)",
+        stage="S at the start",
         kernel=(
             Edit(
                 "where the state is set",
@@ -52,6 +55,7 @@ INDICES = (
         "batch-and-head-exchanged",
         "v is read at [head, token, batch]",
         "FLA #692 (strides)",
+        stage="v",
         kernel=(Edit("the load of v", "V[bb, _t, bh, _j]", "V[bh % B, _t, bb % H, _j]"),),
         loops=(Edit("the load of v", "inputs.v[b, rows, h, dv]", "inputs.v[h % sizes.B, rows, b % sizes.H, dv]"),),
         members=2,
@@ -61,6 +65,7 @@ INDICES = (
         "stride-of-batch-for-stride-of-head",
         "the state's offset is batch * B + head: the stride is the batch count, not the head count",
         "FLA #692 (strides)",
+        stage="S at the start",
         kernel=(
             Edit(
                 "where the state is set",
@@ -82,6 +87,7 @@ INDICES = (
         "tokens-read-head-first",
         "k is read as [B, H, N, DK]: token and head are exchanged in its offset",
         "FLA #627 (a layout that is assumed)",
+        stage="k",
         kernel=(
             Edit(
                 "the load of k",
@@ -106,6 +112,7 @@ INDICES = (
         "block-offset-forgotten-in-V",
         "every program reads the first block of value channels",
         "article 4.0",
+        stage="v",
         kernel=(Edit("the load of v", "V[bb, _t, bh, dv0:dv0 + block_DV]", "V[bb, _t, bh, 0:block_DV]"),),
         loops=(Edit("the load of v", "inputs.v[b, rows, h, dv]", "inputs.v[b, rows, h, :dv.stop - dv.start]"),),
         hidden_by=("one block of value channels",),
@@ -114,6 +121,7 @@ INDICES = (
         "block-offset-forgotten-in-o",
         "every program writes the first block of value channels",
         "article 4.0",
+        stage="o as stored",
         kernel=(Edit("the store of o", "O[bb, _t, bh, dv0 + _j]", "O[bb, _t, bh, _j]"),),
         loops=(
             Edit(
@@ -126,6 +134,7 @@ INDICES = (
         "block-offset-forgotten-in-the-initial-state",
         "every program starts from the first block of the state",
         "article 4.0",
+        stage="S at the start",
         kernel=(Edit("where the state is set", "S_0[bb, bh, :, dv0:dv0 + block_DV]", "S_0[bb, bh, :, 0:block_DV]"),),
         loops=(
             Edit(
@@ -140,6 +149,7 @@ INDICES = (
         "block-offset-forgotten-in-the-final-state",
         "every program stores the first block of the state",
         "article 4.0",
+        stage="final state as stored",
         kernel=(
             Edit("the store of the final state", "S_N[bb, bh, :, dv0:dv0 + block_DV]", "S_N[bb, bh, :, 0:block_DV]"),
         ),
@@ -152,6 +162,7 @@ INDICES = (
         "blocks-counted-by-DK",
         "the grid has DK / block_DV programs: value channels past DK are never written",
         "vLLM #41292 (equal DK and DV hid it)",
+        stage="grid",
         kernel=(Edit("the grid", "T.ceildiv(DV, block_DV)", "T.ceildiv(DK + 0 * DV, block_DV)"),),
         loops=(
             Edit(
@@ -166,6 +177,7 @@ INDICES = (
         "chunk-length-hard-coded",
         "chunks start every 64 tokens whatever C is",
         "FLA #876",
+        stage="q",
         kernel=(Edit("the head of the loop", "s0 = i_s * C", "s0 = i_s * 64"),),
         mirror=(
             Edit(
@@ -181,6 +193,7 @@ INDICES = (
         "tokens-past-a-bound-ignored",
         "the loop over chunks ends at a bound that is smaller than N",
         "FLA #906 (rows after 65536)",
+        stage="loop over chunks",
         kernel=(Edit("the loop over chunks", "T.ceildiv(N, C)", "T.ceildiv(T.min(N, 96), C)"),),
         mirror=(
             Edit(
@@ -195,6 +208,7 @@ INDICES = (
         "output-rows-past-N-written",
         "rows past N go to the next sequence of the batch: the store knows no bound",
         "FLA #673 (tail rows)",
+        stage="o as stored",
         kernel=(
             Edit(
                 "the store of o",
@@ -218,6 +232,7 @@ INDICES = (
         "last-row-written-by-padding",
         "the store clamps its row: the rows past N overwrite the last token",
         "FLA #673 (tail rows)",
+        stage="o as stored",
         kernel=(
             Edit(
                 "the store of o",
@@ -239,6 +254,7 @@ INDICES = (
         "last-token-not-written",
         "o is written up to N - 1",
         "FLA #673 (tail rows)",
+        stage="o as stored",
         kernel=(Edit("the mask of the store", "s0 + _r < N", "s0 + _r < N - 1", "if _c:\n    O[_, _, _, _] = _"),),
         mirror=(
             Edit(
@@ -267,6 +283,7 @@ INDICES = (
         "scale-applied",
         "q is scaled by DK^-1/2, which is the caller's to do",
         "FLA (its default scale)",
+        stage="q e^gamma",
         kernel=(
             Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]) * Ep_s[_r, _d] * DK ** -0.5)"),
         ),
@@ -276,6 +293,7 @@ INDICES = (
         "gate-in-linear-space",
         "the gate is taken for a decay: gamma sums log(1 + g)",
         "FlashInfer #2490",
+        stage="g",
         kernel=(
             Edit(
                 "the gate that is read", "G[bb, s0 + _r, bh, _d]", "T.log(T.max(1.0 + G[bb, s0 + _r, bh, _d], 0.001))"

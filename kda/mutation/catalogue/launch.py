@@ -30,6 +30,7 @@ LAUNCH = (
         "strides-assumed",
         "the launch takes every tensor for contiguous",
         "FlashInfer #3693, FLA #627, attention-gym #250",
+        stage="q",
         launch=(
             Edit(
                 "the dense copy of a strided tensor",
@@ -64,6 +65,7 @@ LAUNCH = (
         "no-state-is-any-state",
         "without an initial state the kernel starts from whatever the output buffer held",
         "tpu-inference #2408, FlashInfer #4219",
+        stage="S at the start",
         launch=(
             Edit(
                 "the state where none was passed",

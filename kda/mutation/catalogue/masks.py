@@ -21,6 +21,7 @@ MASKS = (
         "L-with-diagonal-where-it-is-read",
         "L is masked j <= i, and the solve reads the diagonal (in reference B: the explicit inverse does)",
         "article 4.5 (4)",
+        stage="L",
         kernel=(
             Edit("the strict mask on L", "_j < _i", "_j <= _i", WRITES_L),
             Edit(
@@ -43,6 +44,7 @@ MASKS = (
         "A_qk-without-diagonal",
         "A_qk is masked j < i: no token sees itself",
         "article 4.5 (4)",
+        stage="A_qk",
         kernel=(Edit("the mask on A_qk", "_j <= _i", "_j < _i", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "j <= i", "j < i", "A_qk = np.where(_, _, _)"),),
     ),
@@ -50,6 +52,7 @@ MASKS = (
         "both-masks-transposed",
         "L and A_qk keep their upper triangles",
         "article 4.5 (4)",
+        stage=("L", "A_qk"),
         kernel=(
             Edit("the strict mask on L", "_j < _i", "_i < _j", WRITES_L),
             Edit("the mask on A_qk", "_j <= _i", "_i <= _j", WRITES_A),
@@ -64,6 +67,7 @@ MASKS = (
         "A_qk-unmasked",
         "A_qk keeps the pairs with later tokens",
         "article 4.5 (4)",
+        stage="A_qk",
         kernel=(Edit("the mask on A_qk", "T.if_then_else(_j <= _i, _a, 0.0)", "_a", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "A_qk = np.where(_m, _a, _)", "A_qk = _a"),),
         tokens=2,
@@ -72,6 +76,7 @@ MASKS = (
         "A_qk-one-token-ahead",
         "A_qk is masked j <= i + 1: each token sees the next one",
         "FLA #1240 (a past output depends on the future)",
+        stage="A_qk",
         kernel=(Edit("the mask on A_qk", "_j <= _i", "_j <= _i + 1", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "j <= i", "j <= i + 1", "A_qk = np.where(_, _, _)"),),
         law="time.the_future_does_not_change_the_past",

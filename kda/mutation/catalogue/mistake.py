@@ -23,9 +23,11 @@ class Mistake:
     """One known mistake.
 
     source: where it was made or warned of. law: the one expected to catch it; dtype: the operand format it is looked
-    for in. tokens: N of the smallest case that shows it, and members: its largest B and H. tile: where
-    the smallest one cannot show it. hidden_by: the names in
-    HIDING of what makes it invisible. harmless: the proof, where it changes nothing; such an entry must survive.
+    for in. tokens: N of the smallest case that shows it, and members: its largest B and H. tile: where the smallest one
+    cannot show it. hidden_by: the names in HIDING of what makes it invisible. harmless: the proof, where it changes
+    nothing; such an entry must survive. stage: what `kda.diagnosis.stages.first_wrong_stage` names in the kernel;
+    several, where each is right; none, where no run has wrong outputs (it must be refused, or changes nothing), or a
+    race decides which stage it is.
     """
 
     name: str
@@ -45,6 +47,12 @@ class Mistake:
     targets: tuple[str, ...] = ("c", "cuda")
     hidden_by: tuple[str, ...] = ()
     harmless: str = ""
+    stage: str | tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What may be named as the first wrong stage."""
+        return (self.stage,) if isinstance(self.stage, str) else self.stage
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ PRECISION = (
         "L-in-operand-precision",
         "L is rounded to the operand format",
         "article 4.6 (what must stay in float32)",
+        stage="L",
         kernel=(Edit("L", "Lt_s[_j, _i] = _l", "Lt_s[_j, _i] = T.Cast(ACCUM, on.round(_l))"),),
         mirror=(Edit("L", "L = np.where(_m, _l, _z)", "L = op(np.where(_m, _l, _z))"),),
         law=MIRROR,
@@ -24,6 +25,7 @@ PRECISION = (
         "e-gamma-in-operand-precision",
         "e^gamma is rounded to the operand format before it is used",
         "article 4.1",
+        stage="e^gamma",
         kernel=(Edit("e^gamma", "Ep_s[_r, _d] = _e", "Ep_s[_r, _d] = T.Cast(ACCUM, on.round(_e))"),),
         mirror=(Edit("e^gamma", "Ep = exp(gam)", "Ep = op(exp(gam))"),),
         law=MIRROR,
@@ -33,6 +35,7 @@ PRECISION = (
         "e-minus-gamma-in-operand-precision",
         "e^-gamma is rounded to the operand format before it is used",
         "article 4.1",
+        stage="e^-gamma",
         kernel=(Edit("e^-gamma", "Em_s[_r, _d] = _e", "Em_s[_r, _d] = T.Cast(ACCUM, on.round(_e))"),),
         mirror=(Edit("e^-gamma", "Em = exp(-gam)", "Em = op(exp(-gam))"),),
         law=MIRROR,
@@ -44,6 +47,7 @@ PRECISION = (
         "gamma-in-operand-precision",
         "gamma is rounded to the operand format",
         "FlashQLA #28 (float32 staged in a narrow buffer)",
+        stage="gamma",
         kernel=(
             Edit(
                 "the prefix sum",
@@ -68,6 +72,7 @@ PRECISION = (
         "solve-in-operand-precision",
         "the substitution rounds every intermediate to the operand format",
         "article 4.3 (an accumulator of low precision)",
+        stage=("W", "U"),
         kernel=(Edit("the substitution", "x[_a] = x[_a] - _t", "x[_a] = T.Cast(ACCUM, on.round(x[_a] - _t))"),),
         mirror=(
             Edit(
@@ -85,6 +90,7 @@ PRECISION = (
         "decay-in-operand-precision",
         "the state decays by a rounded e^gamma_C",
         "article 4.4",
+        stage="S",
         kernel=(
             Edit(
                 "the decay of the state",
@@ -100,6 +106,7 @@ PRECISION = (
         "state-in-operand-precision",
         "the state is rounded to the operand format from chunk to chunk",
         "article 4.4",
+        stage="S",
         kernel=(
             Edit(
                 "the decay of the state",
@@ -115,6 +122,7 @@ PRECISION = (
         "U-in-operand-precision",
         "U is rounded to the operand format before W S is taken off",
         "article 4.3",
+        stage="U",
         kernel=(Edit("U", SOLVED_U, "U_s[_r, _c] = T.Cast(ACCUM, on.round(beta_s[_r] * x[_r]))"),),
         mirror=(Edit("U", "U = X[..., sizes.DK:]", "U = op(X[..., sizes.DK:])"),),
         law=MIRROR,
@@ -126,6 +134,7 @@ PRECISION = (
         "beta-in-operand-precision",
         "beta is rounded to the operand format",
         "FlashInfer #4219 (formats taken for one another)",
+        stage="beta",
         kernel=(Edit("beta", "beta_s[_r] = _b", "beta_s[_r] = T.Cast(ACCUM, on.round(_b))"),),
         mirror=(Edit("beta", "heads_first(inputs.beta).astype(accum)", "op(heads_first(inputs.beta).astype(accum))"),),
         law=MIRROR,
@@ -136,6 +145,7 @@ PRECISION = (
         "right-hand-side-in-operand-precision",
         "the solve starts from k e^gamma as it was rounded for M",
         "article 4.3",
+        stage="W",
         kernel=(
             Edit(
                 "the right-hand side of W",

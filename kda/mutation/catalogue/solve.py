@@ -80,6 +80,7 @@ SOLVE = (
         "substitution-one-short",
         "the substitution runs over j < r - 1: each row misses the one just before it",
         "article 3.3",
+        stage="W",
         kernel=(
             Edit(
                 "the substitution",
@@ -100,6 +101,7 @@ SOLVE = (
         "substitution-without-the-last-row",
         "the substitution leaves out the last row of a full chunk",
         "article 3.3",
+        stage="W",
         kernel=(
             Edit(
                 "the substitution",
@@ -120,6 +122,7 @@ SOLVE = (
         "substitution-with-plus",
         "the substitution adds what it must take away: (I - L)^-1",
         "article 3.2",
+        stage="W",
         kernel=(Edit("the substitution", "x[_a] - Lt_s[_j, _a] * x[_j]", "x[_a] + Lt_s[_j, _a] * x[_j]"),),
         mirror=(Edit("the substitution", "X[..., s + 1:, :] -= _x", "X[..., s + 1:, :] += _x"),),
         tokens=2,
@@ -128,6 +131,7 @@ SOLVE = (
         "substitution-left-out",
         "T = I: tokens of a chunk do not delete what the others wrote",
         "article 3.2",
+        stage="W",
         kernel=(Edit("the substitution", "x[_a] = x[_a] - Lt_s[_j, _a] * x[_j]", "x[_a] = x[_a]"),),
         mirror=(Edit("the substitution", "X[..., s + 1:, :] -= _x", "X[..., s + 1:, :] -= 0 * _x"),),
         tokens=2,
@@ -136,6 +140,7 @@ SOLVE = (
         "first-order-inverse",
         "T = I - L: the substitution uses the right-hand sides instead of the solutions (the Neumann series cut short)",
         "tt-metal #54813 (an inverse that is not one)",
+        stage="W",
         kernel=(
             Edit("x", "x = T.alloc_local([C], ACCUM)", "x = T.alloc_local([C], ACCUM)\ny = T.alloc_local([C], ACCUM)"),
             Edit(
@@ -164,6 +169,7 @@ SOLVE = (
         "W-and-U-swapped",
         "the columns of W are solved for V, and those of U for K e^gamma",
         "article 4.3",
+        stage="W",
         kernel=(
             Edit(
                 "the right-hand sides",
@@ -194,6 +200,7 @@ SOLVE = (
         "doubling-product",
         "T = (I - L)(I + L^2)(I + L^4)... over the whole chunk: right on paper, and its powers of L cancel",
         "maxtext #4577 (the inverse over a whole chunk by doubling)",
+        stage="W",
         kernel=_IN_FLOAT32[0],
         mirror=_IN_FLOAT32[1],
         tokens=20,
@@ -204,6 +211,7 @@ SOLVE = (
         "doubling-product-in-operand-precision",
         "the doubling product over the whole chunk, with its powers and partial products in the operand format",
         "megagdn-pto #74 (float16 doubling over a chunk, beyond 65504 on a trained model)",
+        stage="W",
         kernel=_IN_OPERANDS[0],
         mirror=_IN_OPERANDS[1],
         dtype="f16",

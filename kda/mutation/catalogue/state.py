@@ -36,6 +36,7 @@ STATE = (
         "state-updated-before-the-output",
         "o reads the state that already holds this chunk",
         "article 4.5 (1)",
+        stage="o",
         kernel=(
             Edit(
                 "the order of output and state",
@@ -57,6 +58,7 @@ STATE = (
         "decay-after-the-write",
         "the state decays after the chunk's writes were added: they decay too",
         "article 4.5 (2)",
+        stage="S",
         kernel=(
             Edit(
                 "the order of decay and write",
@@ -76,6 +78,7 @@ STATE = (
         "state-not-decayed",
         "the state goes from chunk to chunk without its decay",
         "gpuemu (a rescale that is dropped)",
+        stage="S",
         kernel=(Edit("the decay of the state", "S_f[_d, _j] * Ep_s[C - 1, _d]", "S_f[_d, _j]"),),
         mirror=(Edit("the decay of the state", "S = Ep[..., last, :, None] * S", ""),),
     ),
@@ -83,6 +86,7 @@ STATE = (
         "state-decayed-by-channel-0",
         "the whole state decays as key channel 0 does",
         "article 4.5 (2)",
+        stage="S",
         kernel=(Edit("the decay of the state", "S_f[_d, _j] * Ep_s[C - 1, _d]", "S_f[_d, _j] * Ep_s[C - 1, 0]"),),
         mirror=(Edit("the decay of the state", "Ep[..., last, :, None] * S", "Ep[..., last, :1, None] * S"),),
         hidden_by=("a shared gate",),
@@ -91,6 +95,7 @@ STATE = (
         "state-decayed-along-values",
         "Diag(a) is on the wrong side: value channels decay instead of key channels",
         "article 3.1",
+        stage="S",
         kernel=(
             Edit(
                 "the decay of the state",
@@ -111,6 +116,7 @@ STATE = (
         "decay-of-row-C-2",
         "the state decays by the last row but one",
         "article 4.4",
+        stage="S",
         kernel=(Edit("the decay of the state", "S_f[_d, _j] * Ep_s[C - 1, _d]", "S_f[_d, _j] * Ep_s[C - 2, _d]"),),
         mirror=(
             Edit(
@@ -126,6 +132,7 @@ STATE = (
         "key-decay-of-row-C-2",
         "keys enter the state decayed to the last row but one",
         "article 4.4",
+        stage="k e^(gamma_C - gamma)",
         kernel=(
             Edit(
                 "k e^(gamma_C - gamma)",
@@ -147,6 +154,7 @@ STATE = (
         "decay-past-a-ragged-tail",
         "rows past N repeat the last gate, and the state decays as if the chunk were full",
         "cuLA #38 (the decay always taken at row 63)",
+        stage="g",
         kernel=(
             Edit(
                 "the mask of the gate",
@@ -174,6 +182,7 @@ STATE = (
         "state-touched-by-padding",
         "rows past N repeat the last token, and write to the state once more",
         "transformers #46190",
+        stage="k",
         kernel=(
             Edit(
                 "the loads of k and v",
@@ -213,6 +222,7 @@ STATE = (
         "next-K-loaded-too-early",
         "the tile of k is refilled with the next chunk's before its last use, the write to the state",
         "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        stage="k e^(gamma_C - gamma)",
         kernel=(
             Edit(
                 "the last use of k",
@@ -234,6 +244,7 @@ STATE = (
         "state-set-inside-the-loop",
         "every chunk starts from the initial state",
         "article 4.5 (7)",
+        stage="S at the start",
         kernel=(
             Edit("where the state is set", "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)", ""),
             Edit(
@@ -256,6 +267,7 @@ STATE = (
         "state-cleared-inside-the-loop",
         "every chunk starts from a cleared state",
         "article 4.5 (7); sparkinfer #1071",
+        stage="S at the start",
         kernel=(Edit("the head of the loop", "s0 = i_s * C", "s0 = i_s * C\nif i_s > 0:\n    T.clear(S_f)"),),
         mirror=(Edit("the head of the loop", "length = be.shape[-1]", "length = be.shape[-1]\nS = S * (c == 0)"),),
         tokens=17,
@@ -265,6 +277,7 @@ STATE = (
         "M-accumulates",
         "the accumulator of M is not cleared from chunk to chunk",
         "article 4.5 (7)",
+        stage="M",
         kernel=(
             Edit(
                 "the clearing of M",
@@ -286,6 +299,7 @@ STATE = (
         "A_qk-accumulates",
         "the accumulator of A_qk is not cleared from chunk to chunk",
         "article 4.5 (7)",
+        stage="A_qk",
         kernel=(
             Edit(
                 "the clearing of A_qk",
@@ -308,6 +322,7 @@ STATE = (
         "W-S-accumulates",
         "the accumulator of W S is not cleared from chunk to chunk",
         "article 4.5 (7)",
+        stage="W S",
         kernel=(
             Edit(
                 "the clearing of W S",
@@ -329,6 +344,7 @@ STATE = (
         "o-accumulates",
         "the accumulator of o is not cleared from chunk to chunk",
         "article 4.5 (7); gpuemu (= for +=)",
+        stage="o",
         kernel=(
             Edit(
                 "the clearing of o",
@@ -350,6 +366,7 @@ STATE = (
         "o-without-the-term-between-chunks",
         "the second product of o clears what the first one left",
         "article 4.4; gpuemu (= for +=)",
+        stage="o",
         kernel=(
             Edit("the term within the chunk", "on.gemm(A_s, Vt_s, O_f)", "on.gemm(A_s, Vt_s, O_f, clear_accum=True)"),
         ),
@@ -361,6 +378,7 @@ STATE = (
         "W-S-added",
         "V~ = U + W S: what the key held is doubled instead of deleted",
         "article 3.2",
+        stage="V_tilde",
         kernel=(Edit("V~", "U_s[_r, _j] - WS_f[_r, _j]", "U_s[_r, _j] + WS_f[_r, _j]"),),
         mirror=(Edit("V~", "Vt = U - WS", "Vt = U + WS"),),
     ),
@@ -368,6 +386,7 @@ STATE = (
         "V-for-V-tilde-in-the-output",
         "o takes A_qk V: within a chunk nothing is deleted",
         "article 4.4",
+        stage="o",
         kernel=(Edit("the term within the chunk", "on.gemm(A_s, Vt_s, O_f)", "on.gemm(A_s, V_s, O_f)"),),
         mirror=(Edit("the term within the chunk", "gemm(A_c, Vt_c, acc_o)", "gemm(A_c, Vc, acc_o)"),),
     ),
@@ -375,6 +394,7 @@ STATE = (
         "U-for-V-tilde-in-the-state",
         "the state takes K^T U: it keeps what the keys held before the chunk",
         "article 4.4",
+        stage="S",
         kernel=(
             Edit(
                 "the write to the state",
@@ -388,6 +408,7 @@ STATE = (
         "initial-state-ignored",
         "the state starts at zero whatever was passed",
         "tpu-inference #2408, cuLA #66",
+        stage="S at the start",
         kernel=(Edit("where the state is set", "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)", "T.clear(S_f)"),),
         mirror=(Edit("where the state is set", "inputs.state().astype(accum)", "0 * inputs.state().astype(accum)"),),
         hidden_by=("no initial state",),
@@ -396,6 +417,7 @@ STATE = (
         "final-state-missing-at-full-chunks",
         "the final state is not written when N is a multiple of C",
         "cuLA #66 (flag plumbing)",
+        stage="final state as stored",
         kernel=(
             Edit(
                 "the store of the final state",
@@ -417,6 +439,7 @@ STATE = (
         "state-before-the-last-chunk",
         "the final state is stored before the last chunk was added to it",
         "transformers #46190 (the state of another moment)",
+        stage="final state as stored",
         kernel=(
             Edit(
                 "the head of the loop",
@@ -438,6 +461,7 @@ STATE = (
         "state-read-value-first",
         "the initial state is read as [DV, DK]",
         "vLLM #41292",
+        stage="S at the start",
         kernel=(_READ_VALUE_FIRST_KERNEL,),
         mirror=(_READ_VALUE_FIRST_MIRROR,),
         hidden_by=("no initial state",),
@@ -446,6 +470,7 @@ STATE = (
         "state-written-value-first",
         "the final state is written as [DV, DK]",
         "vLLM #41292",
+        stage="final state as stored",
         kernel=(_WRITE_VALUE_FIRST_KERNEL,),
         mirror=(_WRITE_VALUE_FIRST_MIRROR,),
     ),
@@ -453,6 +478,7 @@ STATE = (
         "state-value-first-throughout",
         "the state is read and written as [DV, DK]",
         "vLLM #41292 (equal DK and DV hid it)",
+        stage=("S at the start", "final state as stored"),
         kernel=(
             _READ_VALUE_FIRST_KERNEL,
             _WRITE_VALUE_FIRST_KERNEL,

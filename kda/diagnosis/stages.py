@@ -1,0 +1,257 @@
+"""The first wrong stage: which tile of which chunk a kernel made wrong from what it held.
+
+The kernel runs once more on the inputs of a wrong run, with probes in its source (`kda.diagnosis.probes`); each stage
+is then made again, as the mirror makes it, from the kernel's own values of the stages before (`kda.diagnosis.steps`).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kda.diagnosis.described import described
+from kda.diagnosis.probes import Probed, Unprobed, probed
+from kda.diagnosis.steps import STEPS, Steps
+from kda.diagnosis.wrong import Wrong
+from kda.references._layout import heads_first
+
+__all__ = ["GRID", "LOOP", "At", "StageCheck", "Staged", "first_wrong_stage"]
+
+#: Programs that never ran, and chunks that no program went through: wrong before anything is loaded.
+GRID, LOOP = "grid", "loop over chunks"
+
+_WIDTH = 100
+_STATES = ("S at the start", "S_s", "S", "final state as stored")
+_PAIRS = ("M", "L", "A_qk")
+#: What each program makes of its own block of value channels.
+_OF_BLOCKS = ("v", "U", "W S", "V_tilde", "o", "o as stored", *_STATES)
+
+
+@dataclass(frozen=True)
+class StageCheck:
+    """One stage of one chunk in every program: what it was, what it should be given what the kernel held before it.
+
+    got, expected, bound: `[blocks, B, H, rows, columns]`; wrong: where they differ by more than the bound.
+    """
+
+    name: str
+    chunk: int
+    got: np.ndarray
+    expected: np.ndarray
+    bound: np.ndarray
+    wrong: np.ndarray
+
+    @property
+    def error(self) -> np.ndarray:
+        """|got - expected|, 0 where both are the same infinity or NaN, infinite where one alone is."""
+        return _error(self.got, self.expected)
+
+
+@dataclass(frozen=True)
+class At:
+    """A cell of a stage, by its program and its place in the tile."""
+
+    batch: int
+    head: int
+    block: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the probes of a wrong run say.
+
+    stage: the first that is wrong by its own step, None where none is (or nothing was probed: `why`). chunk, at: its
+    first wrong cell; got, expected, error, bound: there; cells: how many of the `of` cells of this stage and chunk are
+    wrong. right: the stages of this chunk before it; also: those that are wrong by their own step too; missing: not
+    probed; same_bits: the probed run gave the outputs of the plain one; checks: everything, by chunk and stage.
+    instead: the outputs in words, where there is no stage.
+    """
+
+    stage: str | None
+    chunk: int = 0
+    at: At = At(0, 0, 0, 0, 0)
+    got: float = 0.0
+    expected: float = 0.0
+    error: float = 0.0
+    bound: float = 0.0
+    cells: int = 0
+    of: int = 0
+    right: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    same_bits: bool = True
+    why: str = ""
+    instead: tuple[str, ...] = ()
+    checks: tuple[StageCheck, ...] = field(default=(), repr=False)
+    blocks: int = 1
+    C: int = 0
+    block_DV: int = 0
+
+    def lines(self) -> list[str]:
+        """Two to four lines of at most 100 columns."""
+        if self.stage is None:
+            why = self.why or "every probed stage follows from the one before it as it does in the mirror"
+            return [*map(_short, (f"first wrong stage: none ({why})", *self.instead)), *self._notes]
+        block = f", block {self.at.block}" if self.blocks > 1 and self.stage in (*_OF_BLOCKS, GRID, LOOP) else ""
+        where = f"(chunk {self.chunk}, batch {self.at.batch}, head {self.at.head}{block})"
+        if self.stage in (GRID, LOOP):
+            what = "a program never ran" if self.stage == GRID else "a chunk was never run"
+            return [_short(f"first wrong stage: {self.stage} {where}: {what}"), *self._notes]
+        first = f"first wrong stage: {self.stage} {where}, from {self._place()}"
+        numbers = f"got {self.got:.9g}, expected {self.expected:.9g} (bound {self.bound:.3g})"
+        made = [f"{first}: {numbers}"] if len(first) + len(numbers) + 2 <= _WIDTH else [first, f"  {numbers}"]
+        made[-1] += f"; {self.cells} of {self.of} cells" if len(made[-1]) < _WIDTH - 28 else ""
+        return [*map(_short, made), *self._more()]
+
+    def _more(self) -> list[str]:
+        right = f"right before it: {', '.join(self.right) or 'nothing is made before it'}"
+        if len(right) > _WIDTH:
+            right = f"right before it: all {len(self.right)} stages from {self.right[0]} to {self.right[-1]}"
+        return [right, *self._notes]
+
+    @property
+    def _notes(self) -> list[str]:
+        notes = [] if self.same_bits else ["with probes it gives OTHER BITS than without: read this with care"]
+        notes += [f"wrong by their own step too: {', '.join(self.also)}"] if self.also else []
+        notes += [f"not probed: {', '.join(self.missing)}"] if self.missing else []
+        return [_short("; ".join(notes))] if notes else []
+
+    def _place(self) -> str:
+        assert self.stage is not None
+        at = self.at
+        value_channel = at.block * self.block_DV + at.column
+        if self.stage in _STATES:
+            return f"key channel {at.row}, value channel {value_channel}"
+        start = self.chunk * self.C
+        row = f"row {at.row} (token {start + at.row})"
+        if self.stage in _PAIRS:
+            return f"{row}, column {at.column} (token {start + at.column})"
+        if self.stage == "beta":
+            return row
+        return f"{row}, channel {value_channel if self.stage in _OF_BLOCKS else at.column}"
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _WIDTH else textwrap.shorten(line, _WIDTH, placeholder=" ...")
+
+
+def first_wrong_stage(wrong: Wrong) -> Staged:
+    """The first stage, by chunk and in the order in which they are made, that some program made wrong by its own step.
+
+    Of an implementation that cannot be probed, the outputs in words.
+    """
+    run, subject = wrong.run, wrong.subject
+    tile, sizes = run.tile, run.inputs.sizes
+    try:
+        seen = probed(subject.implementation, run.inputs, tile, subject.target, run.memory)
+    except Unprobed as error:
+        return Staged(None, why=str(error), instead=tuple(described(wrong)))
+    exact = subject.implementation.exact_mirror(subject.target, tile.dtype)
+    exp2 = subject.implementation.exp2(subject.target) if subject.implementation.mirrored else None
+    checks = tuple(_checks(wrong, seen, Steps(run.inputs, tile, seen.values, exp2, exact)))
+    same_bits = seen.outputs.equals(wrong.got)
+    first = next((check for check in checks if check.wrong.any()), None)
+    if first is None:
+        return Staged(None, missing=seen.missing, same_bits=same_bits, instead=tuple(described(wrong)), checks=checks)
+    # Batch, head, block, row, column: the order in which a reader narrows a place down.
+    batch, head, block, row, column = (int(i) for i in np.argwhere(np.moveaxis(first.wrong, 0, 2))[0])
+    cell = (block, batch, head, row, column)
+    wrong_ones = dict.fromkeys(check.name for check in checks if check.wrong.any())
+    return Staged(
+        first.name,
+        first.chunk,
+        At(batch, head, block, row, column),
+        got=float(first.got[cell]),
+        expected=float(first.expected[cell]),
+        error=float(first.error[cell]),
+        bound=float(first.bound[cell]),
+        cells=int(first.wrong.sum()),
+        of=first.wrong.size,
+        right=tuple(c.name for c in checks[: checks.index(first)] if c.chunk == first.chunk),
+        also=tuple(name for name in wrong_ones if name != first.name),
+        missing=seen.missing,
+        same_bits=same_bits,
+        checks=checks,
+        blocks=-(-sizes.DV // tile.block_DV),
+        C=tile.C,
+        block_DV=tile.block_DV,
+    )
+
+
+def _checks(wrong: Wrong, seen: Probed, steps: Steps) -> Iterator[StageCheck]:
+    """Every stage that was probed, chunk by chunk, in the order in which they are made."""
+    stored = _stored(wrong, seen, steps)
+    some = np.asarray(seen.ran.any(-1))
+    chunks = seen.ran.shape[-1]
+    for chunk in range(chunks):
+        ran = seen.ran[..., chunk]
+        if chunk == 0 and not some.all():
+            yield _ran(GRID, chunk, some)
+        if not ran[some].all():
+            yield _ran(LOOP, chunk, ran | ~some)
+        for stage in STEPS:
+            if stage == "final state as stored" and chunk < chunks - 1:
+                continue
+            got = stored.get(stage, seen.values.get(stage))
+            if got is None:
+                continue
+            expected, bound = steps.made(stage).value, steps.bound(stage)
+            if stage == "final state as stored":  # of the last chunk that was run
+                last = np.maximum(chunks - 1 - np.argmax(seen.ran[..., ::-1], axis=-1), 0)
+                at = last[..., None, None, None]
+                expected = np.take_along_axis(np.broadcast_to(expected, seen.ran.shape + got.shape[-2:]), at, 3)
+                one, its_bound, went = expected[:, :, :, 0], bound[:, :, :, 0], some
+                yield _check(stage, chunk, got[:, :, :, 0], one, its_bound, went)
+                continue
+            cut = (slice(None), slice(None), slice(None), chunk)
+            yield _check(stage, chunk, got[cut], expected[cut], bound[cut], ran)
+
+
+def _check(
+    name: str, chunk: int, got: np.ndarray, expected: np.ndarray, bound: np.ndarray, ran: np.ndarray
+) -> StageCheck:
+    expected = np.broadcast_to(expected, got.shape)
+    bound = np.broadcast_to(bound, got.shape)
+    return StageCheck(name, chunk, got, expected, bound, ~(_error(got, expected) <= bound) & ran[..., None, None])
+
+
+def _ran(name: str, chunk: int, ran: np.ndarray) -> StageCheck:
+    got = ran[..., None, None].astype(np.float32)
+    return StageCheck(name, chunk, got, np.ones_like(got), np.zeros_like(got), got == 0)
+
+
+def _error(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(got.astype(np.float64) - expected)
+    error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0
+    error[np.isnan(error)] = np.inf
+    return error
+
+
+def _stored(wrong: Wrong, seen: Probed, steps: Steps) -> dict[str, np.ndarray]:
+    """The outputs as the programs stored them: `[blocks, B, H, chunks, rows, columns]`, the state as of one chunk."""
+    sizes, tile = wrong.inputs.sizes, wrong.tile
+    blocks = seen.ran.shape[0]
+    chunks = seen.ran.shape[-1]
+
+    def by_block(array: np.ndarray) -> np.ndarray:
+        return np.moveaxis(array.reshape(*array.shape[:-1], blocks, -1), -2, 0)
+
+    with np.errstate(over="ignore"):
+        o = heads_first(seen.outputs.o).astype(np.float32)
+        state = seen.outputs.final_state.astype(np.float32)
+    padded = np.zeros((sizes.B, sizes.H, chunks * tile.C, sizes.DV), np.float32)
+    padded[:, :, : sizes.N] = o
+    cut = by_block(padded).reshape(blocks, sizes.B, sizes.H, chunks, tile.C, -1)
+    past = (np.arange(chunks * tile.C) >= sizes.N).reshape(chunks, tile.C, 1)
+    # Rows past N are stored nowhere.
+    as_made = np.broadcast_to(steps.made("o as stored").value, cut.shape)
+    return {
+        "o as stored": np.where(past, as_made, cut),
+        "final state as stored": by_block(state)[:, :, :, None],
+    }
