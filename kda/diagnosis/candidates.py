@@ -23,7 +23,11 @@ _UNWRITTEN: dict[str, tuple[Edit, ...]] = {
     "kernel": (_O,),
     "loops": (
         _O,
-        Edit("the initial state", "state = inputs.state()", "state = inputs.state()\nstored = np.full_like(state, np.nan)"),
+        Edit(
+            "the initial state",
+            "state = inputs.state()",
+            "state = inputs.state()\nstored = np.full_like(state, np.nan)",
+        ),
         Edit("the store of the final state", "state[_b, _h, :, _dv] = S", "stored[_b, _h, :, _dv] = S"),
         Edit("the outputs", "Outputs(o, state)", "Outputs(o, stored)"),
     ),

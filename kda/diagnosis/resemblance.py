@@ -7,13 +7,13 @@ refuses too little or too much gives no wrong numbers: it is known by what it re
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kda.case import Case
 from kda.diagnosis.behaviour import behaviour, likely
 from kda.diagnosis.candidates import Candidate, candidates
 from kda.diagnosis.further import further_cases
@@ -25,12 +25,16 @@ from kda.problem import Inputs, Outputs, Tile
 from kda.suite.laws import Subject
 from kda.support import TileChoice
 
-__all__ = ["Near", "Resemblance", "resemblance"]
+__all__ = ["TWINS", "Near", "Resemblance", "resemblance"]
 
 #: A mistake is taken for the one that was made if what failed is that many times closer to it than to the right mirror.
 CLOSER = 10.0
 #: Mistakes that are listed where none is named.
 NEAREST = 3
+#: Mistakes that are one program in some kernels, and why.
+TWINS: dict[frozenset[str], str] = {
+    frozenset(("doubling-product", "doubling-product-in-operand-precision")): "one program where operands are float32",
+}
 _WIDTH = 100
 
 
@@ -66,9 +70,11 @@ class Resemblance:
     def lines(self) -> list[str]:
         """One to four lines of at most 100 columns."""
         if self.claimed is not None:
-            twins = f"; or its twin {', '.join(twin.name for twin in self.twins)}" if self.twins else ""
-            said = f"{self.claimed.sentence} ({self.claimed.source}){twins}"
-            about = textwrap.wrap(said, _WIDTH - 2, max_lines=3, placeholder=" ...")
+            said = f"{self.claimed.sentence} ({self.claimed.source})"
+            for twin in self.twins:
+                why = TWINS.get(frozenset((self.claimed.name, twin.name)), "the same on all of these")
+                said += f"; or {twin.name}: {why}"
+            about = textwrap.wrap(said, _WIDTH - 2, max_lines=3, placeholder=" ...", break_on_hyphens=False)
             return [f"looks like {self.claimed.name}: {self.how}", *(f"  {line}" for line in about)]
         if not self.nearest:
             return ["looks like no known mistake"]
@@ -76,7 +82,7 @@ class Resemblance:
         return [
             f"looks like no known mistake; the nearest of {self.tried}, with distance (the right one's is 1):",
             *(
-                f"  {near.mistake.name:{width}}  {near.distance:9.3g}, on {near.agreed} of {self.further} {self.counted}"
+                f"  {near.mistake.name:{width}}  {near.distance:.3g}, on {near.agreed} of {self.further} {self.counted}"
                 for near in self.nearest
             ),
         ]
@@ -84,34 +90,41 @@ class Resemblance:
 
 @dataclass
 class _Compared:
-    """A candidate on the case that failed, then on the further ones."""
+    """A candidate on the case that failed, then on the further ones.
+
+    matches: on the case that failed; same_bits: so far; agreed: the further cases on which it matches; shown: whether
+    the mistake shows on one of them.
+    """
 
     candidate: Candidate
     distance: float
     matches: bool
     same_bits: bool
     agreed: int = 0
-    shown: int = 0
+    shown: bool = False
 
 
-@dataclass
-class _Further:
-    """One more case, run when it is first asked for."""
+@dataclass(frozen=True)
+class _One:
+    """One run to compare with: what the implementation gave for these inputs, and, once it is asked for, what is right.
+
+    got: None where it raised.
+    """
 
     subject: Subject
-    case: Case
-    _runs: list[tuple[Inputs, Outputs | None, Judged]] = field(default_factory=list)
+    inputs: Inputs
+    tile: Tile
+    got: Outputs | None
 
-    def run(self) -> tuple[Inputs, Outputs | None, Judged]:
-        """The inputs, what the implementation gives (None: it raises) and what is right."""
-        if not self._runs:
-            inputs = self.case.inputs()
-            try:
-                got = self.subject.run(inputs, self.case.tile)
-            except Exception:
-                got = None
-            self._runs.append((inputs, got, _right(self.subject, inputs, self.case.tile)))
-        return self._runs[0]
+    @functools.cached_property
+    def right(self) -> Judged:
+        """The mirror and how far another order of additions may end up; for other implementations, reference A."""
+        judge = self.subject.judge_mirror if self.subject.implementation.mirrored else self.subject.judge
+        return judge(self.inputs, self.tile)
+
+    def by(self, candidate: Candidate) -> Outputs | None:
+        """What a kernel with the candidate's mistake gives; None where it fails."""
+        return candidate.run(self.inputs, self.tile, self.subject.implementation.exp2(self.subject.target))
 
 
 def resemblance(examined: Examined, wrong: Wrong | None) -> Resemblance:
@@ -134,87 +147,91 @@ def _by_behaviour(examined: Examined) -> Resemblance:
     case, probes = examined.case, len(seen.probes)
     choice = TileChoice(case.DK, case.DV, case.C, case.block_DV, case.threads, case.num_stages)
     found = likely(seen, choice)
-    (first, agreed), *_ = found or [(None, 0)]
-    if first is not None and agreed == probes:
-        how = f"the same in {probes} of {probes} probes of what it refuses and of what memory does to it"
-        return Resemblance(first, (), how, (), len(found), probes)
-    near = tuple(Near(one, (probes - same) / len(seen.departures), same) for one, same in found[:NEAREST])
+    same = [mistake for mistake, agreed in found if agreed == probes]
+    if same:
+        how = f"the same in {probes} of {probes} probes of its launch"
+        return Resemblance(same[0], tuple(same[1:]), how, (), len(found), probes)
+    near = tuple(Near(m, (probes - agreed) / len(seen.departures), agreed) for m, agreed in found[:NEAREST])
     return Resemblance(nearest=near, tried=len(found), further=probes, counted="probes")
 
 
 def _by_outputs(wrong: Wrong) -> Resemblance:
-    subject, inputs, tile = wrong.subject, wrong.inputs, wrong.tile
     try:
-        right = _right(subject, inputs, tile)
-        got = _with_nan_unwritten(wrong)
+        one = _failed(wrong)
+        if one.got is None or one.got.equals(one.right.outputs):
+            return Resemblance()
     except Exception:  # inputs that no reference takes, or a failure that does not repeat
         return Resemblance()
-    if got.equals(right.outputs):
-        return Resemblance()
-    exp2 = subject.implementation.exp2(subject.target)
-    made = [(candidate, candidate.run(inputs, tile, exp2)) for candidate in candidates()]
-    compared = sorted(
-        (_compared(candidate, would, got, right) for candidate, would in made if would is not None),
-        key=lambda one: one.distance,
-    )
-    sizes = inputs.sizes
-    choice = TileChoice(sizes.DK, sizes.DV, tile.C, tile.block_DV, tile.threads, tile.num_stages)
-    further = [_Further(subject, case) for case in further_cases(choice, subject.support, subject.dtype)]
-    matching = [one for one in compared if one.matches]
-    for one in matching:
-        _go_further(one, further)
-    whole = [one for one in matching if one.agreed == len(further) and one.shown]
-    if whole:
-        bits = [one for one in whole if one.same_bits]
-        first, *others = (one.candidate.mistake for one in bits or whole)
-        how = f"{'bit for bit' if bits else 'within rounding'} on this and {len(further)} of {len(further)} further cases"
-        return Resemblance(first, tuple(others), how, (), len(compared), len(further))
+    compared = sorted(filter(None, (_compared(c, one) for c in candidates())), key=lambda c: c.distance)
+    further = _further(wrong)
+    matching = [made for made in compared if made.matches]
     nearest = compared[:NEAREST]
-    for one in nearest:
-        if one not in matching:
-            _go_further(one, further)
-    near = tuple(Near(one.candidate.mistake, one.distance, one.agreed) for one in nearest)
+    for made in matching:
+        _go_further(made, further)
+    whole = [made for made in matching if made.agreed == len(further) and made.shown]
+    if whole:
+        bits = [made for made in whole if made.same_bits]
+        first, *others = (made.candidate.mistake for made in bits or whole)
+        closely, n = "bit for bit" if bits else "within rounding", len(further)
+        how = f"{closely}, here and on {n} of {n} further cases"
+        return Resemblance(first, tuple(others), how, (), len(compared), n)
+    for made in nearest:
+        if not made.matches:
+            _go_further(made, further)
+    near = tuple(Near(made.candidate.mistake, made.distance, made.agreed) for made in nearest)
     return Resemblance(nearest=near, tried=len(compared), further=len(further))
 
 
-def _with_nan_unwritten(wrong: Wrong) -> Outputs:
-    """What the run gave, NaN where it wrote nothing."""
-    memory = wrong.run.memory
-    if np.isnan(memory.poison):
-        return wrong.got
-    return wrong.subject.run(wrong.inputs, wrong.tile, replace(memory, poison=float("nan")))
+def _failed(wrong: Wrong) -> _One:
+    """The run that failed, NaN where it wrote nothing."""
+    subject, run, got = wrong.subject, wrong.run, wrong.got
+    if not np.isnan(run.memory.poison):
+        got = subject.run(run.inputs, run.tile, replace(run.memory, poison=float("nan")))
+    return _One(subject, run.inputs, run.tile, got)
 
 
-def _right(subject: Subject, inputs: Inputs, tile: Tile) -> Judged:
-    """The mirror and how far another order of additions may end up; for other implementations, reference A."""
-    judge = subject.judge_mirror if subject.implementation.mirrored else subject.judge
-    return judge(inputs, tile)
+def _further(wrong: Wrong) -> list[_One]:
+    subject, tile, sizes = wrong.subject, wrong.tile, wrong.inputs.sizes
+    choice = TileChoice(sizes.DK, sizes.DV, tile.C, tile.block_DV, tile.threads, tile.num_stages)
+    further = []
+    for case in further_cases(choice, subject.support, subject.dtype):
+        inputs = case.inputs()
+        try:
+            got = subject.run(inputs, case.tile)
+        except Exception:
+            got = None
+        further.append(_One(subject, inputs, case.tile, got))
+    return further
 
 
-def _compared(candidate: Candidate, would: Outputs, got: Outputs, right: Judged) -> _Compared:
-    same = got.equals(would)
-    distance = _distance(got, would) / _distance(got, right.outputs)
-    closer = same or CLOSER * _worst(got, would, right) <= _worst(got, right.outputs, right)
-    return _Compared(candidate, distance, closer and _agrees(got, would, right), same)
+def _compared(candidate: Candidate, one: _One) -> _Compared | None:
+    would = one.by(candidate)
+    if would is None or one.got is None:
+        return None
+    distance = _distance(one.got, would) / _distance(one.got, one.right.outputs)
+    same = one.got.equals(would)
+    return _Compared(candidate, distance, same or _closer(one.got, would, one.right), same)
 
 
-def _go_further(one: _Compared, further: Sequence[_Further]) -> None:
-    """Count the further cases on which the implementation gives what the mistake gives, and those that show it."""
-    for other in further:
-        inputs, got, right = other.run()
-        exp2 = other.subject.implementation.exp2(other.subject.target)
-        would = one.candidate.run(inputs, other.case.tile, exp2)
-        if got is None or would is None:
-            continue
-        same = got.equals(would)
-        one.same_bits &= same
-        one.agreed += same or _agrees(got, would, right)
-        one.shown += not would.equals(right.outputs)
+def _go_further(made: _Compared, further: Sequence[_One]) -> None:
+    """Count the further cases on which the implementation gives what the mistake gives, and see whether it shows."""
+    for one in further:
+        would = one.by(made.candidate)
+        if one.got is None or would is None:
+            made.same_bits = False
+        elif one.got.equals(would):
+            made.agreed += 1
+            made.shown = made.shown or not would.equals(one.right.outputs)
+        else:
+            made.same_bits = False
+            made.agreed += _worst(one.got, would, one.right) <= 1
+            made.shown = made.shown or _closer(one.got, would, one.right)
 
 
-def _agrees(got: Outputs, would: Outputs, right: Judged) -> bool:
-    """Whether the two differ by roundings alone."""
-    return _worst(got, would, right) <= 1
+def _closer(got: Outputs, would: Outputs, right: Judged) -> bool:
+    """Whether `got` differs by roundings alone from what the mistake gives, and by far more from what is right."""
+    worst = _worst(got, would, right)
+    return worst <= 1 and CLOSER * worst <= _worst(got, right.outputs, right)
 
 
 def _worst(got: Outputs, would: Outputs, right: Judged) -> float:

@@ -172,7 +172,8 @@ DECAYS = (
             Edit(
                 "e^-gamma",
                 "Em = exp(-gam)",
-                "Em = exp(-gam)\nE_last = Ep[..., last, :] if length == C else exp(gam[..., last, :] + gc[..., last, :])",
+                "Em = exp(-gam)\n"
+                "E_last = Ep[..., last, :] if length == C else exp(gam[..., last, :] + gc[..., last, :])",
             ),
             Edit("the decay of the state", "Ep[..., last, :, None] * S", "E_last[..., :, None] * S"),
             Edit("k e^(gamma_C - gamma)", "Ep[..., last, None, :] * Em", "E_last[..., None, :] * Em"),
