@@ -1,4 +1,4 @@
-"""Mistakes around a kernel, known by what it refuses and by what memory does to it: its numbers are right.
+"""Mistakes around a kernel, known by what its launch refuses and by what memory does to it.
 
 A battery of probes is put to the implementation: gates on either side of the domain's border, in several places, one
 malformed tensor after the other, other memory layouts. Where it departs from what a right launch does is its signature,
@@ -19,13 +19,16 @@ from kda.diagnosis.wrong import Examined
 from kda.implementations import Memory, MemoryViolation
 from kda.malformed import malformations
 from kda.mutation.catalogue import CATALOGUE, Mistake
+from kda.numerics.compare import compare
 from kda.problem import AXES, InputError, Inputs, Outputs
 from kda.suite.laws import Subject
 from kda.support import TileChoice
 
 __all__ = ["Behaviour", "behaviour", "likely", "signatures"]
 
-COMPUTED, REFUSED, SAME, DIFFERS = "computed", "refused", "the same bits", "other bits"
+COMPUTED, REFUSED = "computed", "refused"
+SAME, DIFFERS = "the same bits", "other bits"
+RIGHT, WRONG = "within the budget", "outside the budget"
 
 #: How deep gates go, as a share of the domain, and whether a right launch refuses them.
 _DEPTHS = {0.89: COMPUTED, 0.91: COMPUTED, 1.001: REFUSED, 1.09: REFUSED, 1.11: REFUSED, 2.0: REFUSED, 10.0: REFUSED}
@@ -60,9 +63,11 @@ def signatures(choice: TileChoice) -> dict[str, dict[str, str]]:
     """By the name of a mistake, the outcome of each probe that comes out otherwise than a right launch's."""
     every = [_depth(share) for share, right in _DEPTHS.items() if right == REFUSED]
     places = ["a deep gate in chunk 1", "a deep gate in batch 1", "a deep gate in head 1"]
-    # A value-channel block after the other sums up what the last one left.
-    summed = -_STEP * (1 + choice.DV // choice.block_DV)
-    overwritten = f"g changed in {2 * choice.DK} elements, first to {summed:.6g}"
+    # One value-channel block after the other sums up what the last one left, which all but the first take for the gate.
+    blocks = choice.DV // choice.block_DV
+    overwritten = {"inputs": f"g changed in {2 * choice.DK} elements, first to {-_STEP * (1 + blocks):.6g}"}
+    if blocks > 1:
+        overwritten["decaying inputs"] = WRONG
     floats = ("q", "k", "v", "g", "beta", "initial_state")
     # Infinities elsewhere are outside a domain that is still checked.
     computed = [f"{name} holds nan" for name in floats]
@@ -74,7 +79,7 @@ def signatures(choice: TileChoice) -> dict[str, dict[str, str]]:
     longer = {_longer(name, axis): COMPUTED for name, axes in fits.items() for axis in axes}
     longer |= {_longer(name, axis): "ValueError" for name, axes in stuck.items() for axis in axes}
     return {
-        "inputs-overwritten": {"inputs": overwritten},
+        "inputs-overwritten": overwritten,
         "strides-assumed": {"strided views": DIFFERS},
         "kernel-cached-without-its-dtype": {"another format in between": "ValueError"},
         "no-state-is-any-state": {"no state, other outputs before": DIFFERS},
@@ -100,7 +105,7 @@ def behaviour(examined: Examined) -> Behaviour | None:
         return None
     seen: dict[str, str] = {}
     right: dict[str, str] = {}
-    for probes in (_gates, _values, _shapes, _memory, _formats):
+    for probes in (_numbers, _gates, _values, _shapes, _memory, _formats):
         for name, (expected, attempt) in probes(examined, plain).items():
             right[name], seen[name] = expected, _outcome(attempt)
     return Behaviour(tuple(right), {name: got for name, got in seen.items() if got != right[name]})
@@ -114,6 +119,28 @@ def _plain(subject: Subject, case: Case) -> Inputs:
     base = Case(B=2, N=case.C + 1, H=2, beta="uniform:0.1:0.9", q="gauss", k="gauss", v="gauss", state=state, seed=1)  # type: ignore[arg-type]
     same = {name: getattr(case, name) for name in ("DK", "DV", "C", "block_DV", "dtype", "threads", "num_stages")}
     return base.replace(**same).inputs()
+
+
+def _numbers(examined: Examined, plain: Inputs) -> Probes:
+    """Decaying inputs: a kernel that computes something else is no matter of its launch."""
+    subject, tile = examined.subject, examined.case.tile
+    support = subject.support
+    deepest = min(support.max_total_gate(subject.dtype) / support.gate_window(tile.C), support.max_token_gate, 1.0)
+    decaying = plain.replace(g=plain.g - 0.9 * deepest * np.linspace(0, 1, plain.sizes.DK)).rounded()
+
+    def judged() -> object:
+        expected = subject.judge(decaying, tile)
+        verdicts = compare(subject.run(decaying, tile), expected.outputs, expected.budget)
+        return RIGHT if all(verdict.passed for verdict in verdicts) else WRONG
+
+    def again() -> object:
+        return _alike(subject.run(decaying, tile), subject.run(decaying, tile))
+
+    return {"decaying inputs": (RIGHT, judged), "the same inputs again": (SAME, again)}
+
+
+def _alike(one: Outputs, other: Outputs) -> str:
+    return SAME if one.equals(other) else DIFFERS
 
 
 def _depth(share: float) -> str:
@@ -178,7 +205,7 @@ def _memory(examined: Examined, plain: Inputs) -> Probes:
     stepping = stepping.replace(g=np.full_like(stepping.g, -_STEP))
 
     def compared(inputs: Inputs, memory: Memory) -> Callable[[], object]:
-        return lambda: subject.run(inputs, tile, memory).equals(subject.run(inputs, tile))
+        return lambda: _alike(subject.run(inputs, tile, memory), subject.run(inputs, tile))
 
     return {
         "no state, other outputs before": (SAME, compared(without, Memory(poison=1e4))),
@@ -198,7 +225,7 @@ def _formats(examined: Examined, plain: Inputs) -> Probes:
         for dtype in others:
             between = case.replace(dtype=dtype, gate="none", edits=())
             subject.run(between.inputs(), between.tile)
-        return subject.run(plain, case.tile).equals(got)
+        return _alike(subject.run(plain, case.tile), got)
 
     return {"another format in between": (SAME, alternating)} if others else {}
 
@@ -213,4 +240,4 @@ def _outcome(attempt: Callable[[], object]) -> str:
         return "{} changed in {} elements, first to {}".format(*changed.groups()) if changed else "MemoryViolation"
     except Exception as error:
         return type(error).__name__
-    return COMPUTED if isinstance(made, Outputs) else SAME if made else DIFFERS
+    return made if isinstance(made, str) else COMPUTED
