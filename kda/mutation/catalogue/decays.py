@@ -182,6 +182,15 @@ DECAYS = (
                 "gam = np.cumsum(gc, axis=-2)",
                 "gam = np.cumsum(np.concatenate([0 * gc[..., :1, :], gc[..., :-1, :]], axis=-2), axis=-2)",
             ),
+            # Past a ragged tail gamma has taken up the last gate, and the last row of the chunk is one of those.
+            Edit(
+                "e^-gamma",
+                "Em = exp(-gam)",
+                "Em = exp(-gam)\n"
+                "E_last = Ep[..., last, :] if length == C else exp(gam[..., last, :] + gc[..., last, :])",
+            ),
+            Edit("the decay of the state", "Ep[..., last, :, None] * S", "E_last[..., :, None] * S"),
+            Edit("k e^(gamma_C - gamma)", "Ep[..., last, None, :] * Em", "E_last[..., None, :] * Em"),
         ),
     ),
     Mistake(

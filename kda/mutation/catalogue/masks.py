@@ -35,7 +35,9 @@ MASKS = (
             Edit(
                 "the substitution",
                 "for s in range(last):\n    X[..., s + 1:, :] -= _",
-                "for s in range(length):\n    X[..., s:, :] -= L[..., s:, s, None] * X[..., s, None, :].copy()",
+                "for s in range(length):\n"
+                "    X[..., s, :] -= L[..., s, s, None] * X[..., s, :]\n"
+                "    X[..., s + 1:, :] -= L[..., s + 1:, s, None] * X[..., s, None, :]",
             ),
         ),
         reference=(Edit("the strict mask on M", "range(c)", "range(c + 1)", "for i in range(c):\n    M[c, i] = _"),),

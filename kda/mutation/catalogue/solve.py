@@ -58,15 +58,29 @@ def _doubling(store: str, tile: str) -> tuple[tuple[Edit, ...], tuple[Edit, ...]
         ),
     )
     mirror = (
+        # The powers of L are of a whole chunk, rows past N included: where they overflow, 0 * inf is NaN in those too.
+        Edit(
+            "the rows of a chunk",
+            "Qc, Kc, Vc = _q, _k, _v\ngc, be = _g, _b\nlength = be.shape[-1]",
+            "Qc, Kc, Vc = _q, _k, _v\n"
+            "gc, be = _g, _b\n"
+            "rows = slice(rows.start, rows.stop)\n"
+            "real = be.shape[-1]\n"
+            "past = [(0, 0), (0, 0), (0, C - real)]\n"
+            "Qc, Kc, Vc, gc = (np.pad(x, [*past, (0, 0)]) for x in (Qc, Kc, Vc, gc))\n"
+            "be = np.pad(be, past)\n"
+            "length = C",
+        ),
+        Edit("the rows of o", "o[:, :, rows] = o_c", "o[:, :, rows] = o_c[..., :real, :]"),
         Edit(
             "the substitution",
             "for _s in range(last):\n    X[..., _s + 1:, :] -= _x",
             f"N = {store}(-L)\n"
-            "T = np.eye(length, dtype=accum) + N\n"
-            "for factor in range((length - 1).bit_length() - 1):\n"
+            "T = np.eye(C, dtype=accum) - L\n"
+            "for factor in range((C - 1).bit_length() - 1):\n"
             f"    N = {store}(gemm(N, N, machine.zeros(*N.shape)))\n"
-            f"    T = {store}(gemm(T, N, T))\n"
-            f"X = gemm(T, {store}(X), machine.zeros(*X.shape))",
+            f"    T = gemm({store}(T), N, T)\n"
+            f"X = gemm({store}(T), {store}(X), machine.zeros(*X.shape))",
         ),
     )
     return kernel, mirror
