@@ -13,28 +13,35 @@ from kda.problem import AXES, Inputs, Tile
 
 __all__ = ["ZERO", "active_tokens", "case_of", "cut_out", "explicit", "numbers", "token_of"]
 
-#: The kind of each field that holds nothing but zeros.
-ZERO: dict[str, str] = {"state": "zeros", "gate": "none", "beta": "zero", "k": "zeros", "q": "zeros", "v": "zeros"}
+#: The kinds of each field that hold nothing but zeros; the second is for laws that are about some kinds alone.
+ZERO: dict[str, tuple[str, ...]] = {
+    "state": ("zeros",),
+    "gate": ("none", "spike:0:0.0"),
+    "beta": ("zero", "constant:0.0"),
+    "k": ("zeros",),
+    "q": ("zeros",),
+    "v": ("zeros",),
+}
 
 
-def explicit(case: Case, field: str) -> Case:
-    """The same inputs, `field` (of a case: gate, beta, q, k, v, state) made of zeros and one edit per other number."""
+def explicit(case: Case, field: str, zero: str) -> Case:
+    """The same inputs, `field` (of a case: gate, beta, q, k, v, state) of kind `zero`, one edit per other number."""
     tensor = "g" if field == "gate" else field
     array = getattr(case.inputs(), FIELDS[field])
     others = tuple(edit for edit in case.edits if edit.tensor != tensor)
     if array is None:
         return case
-    return case.replace(edits=()).replace(**{field: ZERO[field]}, edits=(*others, *_edits(tensor, array)))
+    return case.replace(edits=()).replace(**{field: zero}, edits=(*others, *_edits(tensor, array)))
 
 
 def case_of(inputs: Inputs, tile: Tile) -> Case:
     """The case of `inputs` at `tile`, all of it zeros and edits; CaseError where a number is none a case may hold."""
     sizes = inputs.sizes
-    kinds = ZERO if inputs.initial_state is not None else ZERO | {"state": "none"}
+    kinds = {field: zeros[0] for field, zeros in ZERO.items()}
+    if inputs.initial_state is None:
+        kinds["state"] = "none"
     edits = [
-        edit
-        for name, array in inputs.tensors()
-        for edit in _edits("state" if name == "initial_state" else name, array)
+        edit for name, array in inputs.tensors() for edit in _edits("state" if name == "initial_state" else name, array)
     ]
     return Case(
         sizes.B, sizes.N, sizes.H, sizes.DK, sizes.DV, tile.C, tile.block_DV, inputs.dtype, tile.threads,

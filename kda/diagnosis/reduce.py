@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import copysign, frexp, isfinite, ldexp
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,14 @@ from kda.diagnosis.explicit import ZERO, active_tokens, case_of, cut_out, explic
 from kda.diagnosis.wrong import Run, examined, recording, wrong_run
 from kda.kinds import FIELDS
 from kda.numerics.compare import compare
-from kda.problem import InputError, Outputs
+from kda.problem import InputError
 from kda.suite.laws import LAWS, Disagreement, Law, Subject
 from kda.suite.record import Record
 from kda.suite.smaller import smaller
 
 if TYPE_CHECKING:
     from kda.suite.watch import Watch
+    from kda.support import TileChoice
 
 __all__ = ["PLAIN_LAWS", "Reduced", "reduced"]
 
@@ -166,9 +168,10 @@ class _Search:
         self.case, self.error, self._strength = case, error, strength
         return True
 
-    def _take(self, change: Callable[[Case], Case]) -> bool:
+    def _take(self, change: Callable[..., Case], *how: Any) -> bool:
+        """Whether the case changed by `change(case, *how)` is another one and fails; it is then the smallest so far."""
         try:
-            candidate = change(self.case)
+            candidate = change(self.case, *how)
         except CaseError:  # an edit of something that is gone, or a value that the tensor may not have
             return False
         return candidate != self.case and self._fails(candidate)
@@ -181,7 +184,7 @@ class _Search:
 
     def to_a_plain_law(self) -> str:
         """Go on under a law that takes any case, with the inputs of the run that is wrong by itself; a line on it."""
-        if self.law.name in PLAIN_LAWS.values() or not isinstance(self.error, AssertionError) or self.over:
+        if self.law.name in PLAIN_LAWS.values() or not isinstance(self.error, Disagreement) or self.over:
             return ""
         wrong = wrong_run(examined(self.law, self.subject, self.case))
         law = LAWS.get(PLAIN_LAWS[wrong.against]) if wrong else None
@@ -202,7 +205,8 @@ class _Search:
 
     def go_on(self) -> None:
         """Every step from the largest to the smallest, until none works any more."""
-        self._smaller_tile()
+        self._alike_keys()
+        tiles = [self._smaller_tile] if self.subject.target == "c" else []
         while not self.over:
             before = self.case
             for step in (
@@ -217,43 +221,53 @@ class _Search:
                 self._plain_fields,
             ):
                 step()
+            if self.case == before and tiles:
+                tiles.pop()()
+                continue
             if self.case == before:
                 self.complete = not self.over
                 return
 
-    def _smaller_tile(self) -> None:
-        """The smallest tile of the palette that still fails. Each is compiled: on the CPU that takes a second."""
-        if self.subject.target != "c":
+    def _alike_keys(self) -> None:
+        """All keys the first channel, one value, one beta: what is left of a hard triangular solve, and reads well.
+
+        Keys that are equal and have no zeros make one with a beta of 1 or 2; a single channel needs another beta, for
+        its products have no rounding errors, and perhaps more tokens.
+        """
+        if self.case.N < 3 or self.case.k.name in ("onehot", "zeros"):
             return
-        now = self.case
-        for tile in self.subject.support.tiles or ():
-            sizes = (tile.DK, tile.DV, tile.C, tile.block_DV)
-            own = (now.DK, now.DV, now.C, now.block_DV)
-            if sizes != own and all(one <= other for one, other in zip(sizes, own, strict=True)):
-                if self.over or self._take(lambda case, tile=tile: tile.of(case.cut(DK=tile.DK, DV=tile.DV))):  # type: ignore[misc]
-                    break
+        for N in (self.case.N, min(2 * self.case.N, self.case.C)):
+            for beta in (str(self.case.beta), "constant:1.9", "constant:0.9", "constant:1.5"):
+                if self._take(_alike, N, beta):
+                    return
+
+    def _smaller_tile(self) -> None:
+        """One of the two smallest tiles of the palette: each is compiled, which takes a second on the CPU."""
+        for tile in (self.subject.support.tiles or ())[:2]:
+            sizes = [(of.DK, of.DV, of.C, of.block_DV) for of in (tile, self.case)]
+            smaller_one = sizes[0] != sizes[1] and all(one <= other for one, other in zip(*sizes, strict=True))
+            if smaller_one and self._take(_on_tile, tile):
+                return
 
     def _write_out(self) -> None:
         """Each tensor as zeros and edits, fewer and fewer of them."""
-        for field, zero in ZERO.items():
-            if str(getattr(self.case, field)) in (zero, "none"):
+        for field, zeros in ZERO.items():
+            if self._is(field, *zeros, "none"):
                 continue
-            for kind in dict.fromkeys(("none" if field == "state" else zero, zero, "onehot")):
-                if self._take(lambda case, field=field, kind=kind: _with(case, field, kind)):  # type: ignore[misc]
+            for kind in (*zeros, "onehot") if field in ("q", "k", "v") else zeros:
+                if self._take(_with, field, kind):
                     break
-            if str(getattr(self.case, field)) in (zero, "none"):
+            if self._is(field, *zeros) or np.count_nonzero(getattr(self.case.inputs(), FIELDS[field])) > MOST_EDITS:
                 continue
-            # In a law that is about some gates the one of a single token stands for "as few as possible".
-            if field == "gate" and self.case.gate.name != "spike":
-                deepest = float(self.case.inputs().g.min())
-                for t in (0, self.case.N - 1):
-                    if self._take(lambda case, t=t: _with(case, "gate", f"spike:{t}:{deepest}")):  # type: ignore[misc]
-                        break
-            if np.count_nonzero(getattr(self.case.inputs(), FIELDS[field])) <= MOST_EDITS:
-                self._take(lambda case, field=field: explicit(case, field))  # type: ignore[misc]
-                tensor = "g" if field == "gate" else field
-                self._without(_by(self.case.edits, token_of, tensor))
-                self._without([[edit] for edit in self.case.edits if edit.tensor == tensor])
+            for zero in zeros:
+                if self._take(explicit, field, zero):
+                    break
+            tensor = "g" if field == "gate" else field
+            self._without(_by(self.case.edits, token_of, tensor))
+            self._without([[edit] for edit in self.case.edits if edit.tensor == tensor])
+
+    def _is(self, field: str, *kinds: str) -> bool:
+        return str(getattr(self.case, field)) in kinds
 
     def _drop_tokens(self) -> None:
         """Whole tokens: cut out where the place of the others does not matter, all zero where it does."""
@@ -263,7 +277,7 @@ class _Search:
     def _drop_sequences(self) -> None:
         for axis in ("B", "H"):
             self._cut(axis)
-            self._without(_by(self.case.edits, lambda edit, axis=axis: _along(edit, axis)))  # type: ignore[misc]
+            self._without(_by(self.case.edits, partial(_along, axis=axis)))
 
     def _drop_numbers(self) -> None:
         for tensor in ("v", "q", "g", "k", "beta", "state"):
@@ -274,8 +288,7 @@ class _Search:
         while size >= 1:
             start = 0
             while start + size <= getattr(self.case, axis) and getattr(self.case, axis) > size:
-                stop = start + size
-                if not self._take(lambda case, start=start, stop=stop: cut_out(case, axis, start, stop)):  # type: ignore[misc]
+                if not self._take(cut_out, axis, start, start + size):
                     start += size
             size //= 2
 
@@ -286,8 +299,7 @@ class _Search:
         while size >= 1:
             start = 0
             while start < len(left):
-                gone = {edit for group in left[start : start + size] for edit in group}
-                if self._take(lambda case, gone=gone: _only(case, lambda edit: edit not in gone)):  # type: ignore[misc]
+                if self._take(_less, {edit for group in left[start : start + size] for edit in group}):
                     del left[start : start + size]
                 else:
                     start += size
@@ -297,37 +309,29 @@ class _Search:
         """What two tokens hold, in one."""
         tokens = sorted({t for edit in self.case.edits if (t := token_of(edit)) is not None}, reverse=True)
         for source in tokens:
-            for goal in tokens:
-                if source != goal and self._take(lambda case, s=source, g=goal: _joined(case, s, g)):  # type: ignore[misc]
-                    return
+            any(self._take(_joined, source, goal) for goal in tokens if goal != source)
 
     def _first_channels(self) -> None:
         """The same numbers in the first key channels, and in the first value channels."""
         for axis in ("DK", "DV"):
-            self._take(lambda case, axis=axis: _first(case, axis))  # type: ignore[misc]
+            self._take(_first, axis)
 
     def _simplify(self) -> None:
         """Each number replaced by 1, a power of two, a number of few bits."""
-        for number in range(len(self.case.edits)):
-            edit = self.case.edits[number]
-            for value in _simpler(edit.tensor, edit.value):
-                if self._take(lambda case, value=value, number=number: _set(case, {number: value})):  # type: ignore[misc]
-                    break
+        for number, edit in enumerate(self.case.edits):
+            any(self._take(_set, {number: value}) for value in _simpler(edit.tensor, edit.value))
 
     def _unify(self) -> None:
         """All numbers of a tensor the same."""
         for tensor in ("g", "beta", "k", "q", "v", "state"):
-            mine = [number for number, edit in enumerate(self.case.edits) if edit.tensor == tensor]
-            values = sorted({self.case.edits[number].value for number in mine}, key=_bits)
-            if len(values) > 1:
-                for value in values:
-                    if self._take(lambda case, value=value, mine=mine: _set(case, dict.fromkeys(mine, value))):  # type: ignore[misc]
-                        break
+            values = {number: edit.value for number, edit in enumerate(self.case.edits) if edit.tensor == tensor}
+            if len(set(values.values())) > 1:
+                any(self._take(_set, dict.fromkeys(values, v)) for v in sorted(set(values.values()), key=_bits))
 
     def _plain_fields(self) -> None:
         """What says nothing any more: a state that is all zero, a seed that nothing draws from."""
         for field, plain in (("state", "none"), ("seed", 0), ("threads", None), ("num_stages", 0)):
-            self._take(lambda case, field=field, plain=plain: _with(case, field, plain))  # type: ignore[misc]
+            self._take(_with, field, plain)
 
 
 def _kind(error: Exception, runs: Sequence[Run]) -> tuple[object, ...]:
@@ -355,11 +359,22 @@ def _strength(error: Exception) -> float:
 def _with(case: Case, field: str, value: Any) -> Case:
     """`case` with another kind (or value) of a field, without the edits that were made to the old one."""
     tensor = "g" if field == "gate" else field
-    return _only(case, lambda edit: edit.tensor != tensor).replace(**{field: value})
+    return case.replace(edits=tuple(e for e in case.edits if e.tensor != tensor)).replace(**{field: value})
 
 
-def _only(case: Case, keeps: Callable[[Edit], bool]) -> Case:
-    return case.replace(edits=tuple(edit for edit in case.edits if keeps(edit)))
+def _less(case: Case, gone: set[Edit]) -> Case:
+    return case.replace(edits=tuple(edit for edit in case.edits if edit not in gone))
+
+
+def _on_tile(case: Case, tile: TileChoice) -> Case:
+    return tile.of(case.cut(DK=tile.DK, DV=tile.DV))
+
+
+def _alike(case: Case, N: int, beta: str) -> Case:
+    keys = (Edit("k", (t, 0), 1.0) for t in range(N))
+    made = case.replace(edits=()).replace(N=N, beta=beta, k="zeros", v="zeros", edits=(*keys, Edit("v", (0, 0), 1.0)))
+    fewer = sum(numbers(made.inputs()).values()) < sum(numbers(case.inputs()).values())
+    return made if fewer else case
 
 
 def _along(edit: Edit, axis: str) -> int | None:
@@ -385,16 +400,18 @@ def _moved(edit: Edit, axis: str, to: int) -> Edit:
 
 
 def _joined(case: Case, source: int, goal: int) -> Case:
-    """The edits of token `source` made to token `goal`, where they do not meet one of its own."""
-    taken = {(edit.tensor, edit.index) for edit in case.edits if token_of(edit) == goal}
-    edits = []
+    """The edits of token `source` made to token `goal`; where both have one, gates add up and the goal keeps others."""
+    places = {(e.tensor, e.index): e for e in case.edits if token_of(e) != source}
     for edit in case.edits:
         if token_of(edit) == source:
-            edit = _moved(edit, "N", goal)
-            if (edit.tensor, edit.index) in taken:
+            moved = _moved(edit, "N", goal)
+            at = (moved.tensor, moved.index)
+            if at in places and moved.tensor == "g":
+                moved = replace(moved, value=moved.value + places[at].value)
+            elif at in places:
                 continue
-        edits.append(edit)
-    return case.replace(edits=tuple(edits))
+            places[at] = moved
+    return case.replace(edits=tuple(places.values()))
 
 
 def _first(case: Case, axis: str) -> Case:
