@@ -81,12 +81,7 @@ def check(
 ) -> None:
     """Rerun one case on one law, and say how far within its budget it stays. Exit status 1 where it does not hold."""
     laws = [*_laws(folder).values()] if name == "all" else [_law(folder, name)]
-    implementation, target = _chosen(impl or DEFAULT_IMPLEMENTATION, target)
-    if unchecked:
-        bold = implementation.unchecked()
-        if bold is None:
-            raise Misused(f"{implementation.name} cannot run unchecked; drop --unchecked")
-        implementation = bold
+    implementation, target = _under_test(impl, target, unchecked)
     ran, passed = False, True
     for law in laws:
         reasons = {}
@@ -98,12 +93,26 @@ def check(
             else:
                 reasons[subject] = reason
         if len(laws) == 1 and not ran:
-            near = [s for s in reasons if s.dtype == case.dtype] or list(reasons)
-            why = "; ".join(f"{s}: {reasons[s]}" for s in near) or f"it is not about {implementation.name} on {target}"
-            raise Misused(f"{law.name} cannot be asked; {why}")
+            raise _not_asked(law, case, reasons, implementation, target)
     if not ran:
         raise Misused(f"no law of {len(laws)} takes this case with {implementation.name} on {target}")
     ctx.exit(0 if passed else 1)
+
+
+def _under_test(impl: str | None, target: str, unchecked: bool) -> tuple[Implementation, str]:
+    implementation, target = _chosen(impl or DEFAULT_IMPLEMENTATION, target)
+    bold = implementation.unchecked() if unchecked else implementation
+    if bold is None:
+        raise Misused(f"{implementation.name} cannot run unchecked; drop --unchecked")
+    return bold, target
+
+
+def _not_asked(
+    law: Law, case: Case, reasons: dict[Subject, str], implementation: Implementation, target: str
+) -> Misused:
+    near = [s for s in reasons if s.dtype == case.dtype] or list(reasons)
+    why = "; ".join(f"{s}: {reasons[s]}" for s in near) or f"it is not about {implementation.name} on {target}"
+    return Misused(f"{law.name} cannot be asked; {why}")
 
 
 def _unfit(law: Law, subject: Subject, case: Case, impl: str | None) -> str | None:
@@ -144,6 +153,82 @@ def _examine(law: Law, subject: Subject, case: Case, brief: bool) -> bool:
 def _echo_indented(lines: Any) -> None:
     for line in lines:
         click.echo(f"  {line}")
+
+
+@main.command()
+@LINE
+@click.option("-o", "--output", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write it there.")
+@click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="The law that fails.")
+@click.option(
+    "--impl", help=f"An implementation: a name, file.py:Class or module:Class [default: {DEFAULT_IMPLEMENTATION}]"
+)
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
+@click.option("--unchecked", is_flag=True, help="Compute gates outside the domain instead of refusing them.")
+@click.option("--no-reduce", "whole", is_flag=True, help="The case as it is, not the smallest that fails like it.")
+@click.option("--seconds", default=5.0, show_default=True, metavar="S", help="That reducing may take.")
+@click.option(
+    "--ended", type=click.Choice(["crashed", "hung"]), help="It took its process with it: run nothing here, write it."
+)
+@PROPERTIES
+def repro(
+    case: Case,
+    path: Path | None,
+    name: str,
+    impl: str | None,
+    target: str,
+    unchecked: bool,
+    whole: bool,
+    seconds: float,
+    ended: str | None,
+    folder: Path | None,
+) -> None:
+    """Write a script that shows what fails on LINE with the kernel and NumPy alone; reduced first.
+
+    Exit status 2 where the law holds: there is nothing to reproduce.
+    """
+    from kda.diagnosis.reduce import reduced
+    from kda.diagnosis.script import script
+
+    laws = _laws(folder)  # all of them: a reduction may go on under another law
+    law = laws[name] if name in laws else _law(folder, name)
+    implementation, target = _under_test(impl, target, unchecked)
+    subjects = law.subjects(implementation, target)
+    reasons = {subject: reason for subject in subjects if (reason := _unfit(law, subject, case, impl)) is not None}
+    asked = [subject for subject in subjects if subject not in reasons]
+    if not asked:
+        raise _not_asked(law, case, reasons, implementation, target)
+    said = [f"law:     {law.name}: {law.sentence}", f"case:    {case}"]
+    if ended is not None:
+        subject, error = asked[0], None
+    else:
+        subject, error = _failing(law, asked, case)
+        if not whole:
+            found = reduced(law, subject, case, error, seconds)
+            said = [f"law:     {found.law.name}: {found.law.sentence}", f"case:    {found.case}"]
+            said += [f"dropped: {found.dropped}", *([f"note:    {found.said}"] if found.said else [])]
+            law, case, error = found.law, found.case, found.error
+    text = script(law, subject, case, error, ended or "")
+    for line in said:
+        click.echo(line, err=path is None)
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        write_whole(path, text)
+    except OSError as problem:
+        raise Misused(str(problem)) from None
+    click.echo(f"wrote {path}")
+
+
+def _failing(law: Law, subjects: list[Subject], case: Case) -> tuple[Subject, Exception]:
+    from kda.suite.record import Record
+
+    for subject in subjects:
+        try:
+            law.holds_for(subject, case, Record(law.name, subject.id))
+        except Exception as error:
+            return subject, error
+    raise Misused(f"{law.name} holds on {case} with {subjects[0]}: there is nothing to reproduce")
 
 
 @main.command()

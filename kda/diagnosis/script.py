@@ -37,7 +37,7 @@ _REPEATS = 50
 
 @dataclass
 class _Text:
-    """The parts of a script: what the kernel does wrong, the run that shows it, what stands before and after its inputs.
+    """The parts of a script: what the kernel does wrong, the run that shows it, what comes before and after its inputs.
 
     problem, implementations, standard: names to import from there; others: more lines of imports. formats: those that
     are named beside the run's own.
