@@ -306,10 +306,14 @@ class _Search:
             size //= 2
 
     def _join_tokens(self) -> None:
-        """What two tokens hold, in one."""
+        """What all tokens hold, or two of them, in one."""
         tokens = sorted({t for edit in self.case.edits if (t := token_of(edit)) is not None}, reverse=True)
+        if len(tokens) > 2 and any(
+            self._take(_joined, set(tokens) - {goal}, goal) for goal in tokens[:: len(tokens) - 1]
+        ):
+            return
         for source in tokens:
-            any(self._take(_joined, source, goal) for goal in tokens if goal != source)
+            any(self._take(_joined, {source}, goal) for goal in tokens if goal != source)
 
     def _first_channels(self) -> None:
         """The same numbers in the first key channels, and in the first value channels."""
@@ -399,18 +403,16 @@ def _moved(edit: Edit, axis: str, to: int) -> Edit:
     return replace(edit, index=tuple(to if a == axis else i for a, i in zip(edit.axes, edit.index, strict=True)))
 
 
-def _joined(case: Case, source: int, goal: int) -> Case:
-    """The edits of token `source` made to token `goal`; where both have one, gates add up and the goal keeps others."""
-    places = {(e.tensor, e.index): e for e in case.edits if token_of(e) != source}
-    for edit in case.edits:
-        if token_of(edit) == source:
-            moved = _moved(edit, "N", goal)
-            at = (moved.tensor, moved.index)
-            if at in places and moved.tensor == "g":
-                moved = replace(moved, value=moved.value + places[at].value)
-            elif at in places:
-                continue
-            places[at] = moved
+def _joined(case: Case, sources: set[int], goal: int) -> Case:
+    """The edits of the tokens `sources` made to token `goal`; where several meet, gates add up and the first stays."""
+    places: dict[tuple[str, tuple[int, ...]], Edit] = {}
+    for edit in sorted(case.edits, key=lambda edit: token_of(edit) in sources):
+        moved = _moved(edit, "N", goal) if token_of(edit) in sources else edit
+        there = places.get((moved.tensor, moved.index))
+        if there is None:
+            places[moved.tensor, moved.index] = moved
+        elif moved.tensor == "g":
+            places[moved.tensor, moved.index] = replace(there, value=there.value + moved.value)
     return case.replace(edits=tuple(places.values()))
 
 
