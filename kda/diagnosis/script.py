@@ -141,10 +141,9 @@ def _of_a_value(wrong: Wrong, earlier: Sequence[Format]) -> _Text | None:
         body += [
             f"got, allowed = {compared}, {_allowed(verdict.budget)}",
             "error = np.linalg.norm(got - expected)",
-            "worst = np.argmax(np.abs(got - expected))",
-            f'print(f"{verdict.tensor} at {words}, value channel {{worst}}:")',
-            'print(f"got {got[worst]:.9g}, expected {expected[worst]:.9g}")',
-            'print(f"error {error:.3g} in the row, allowed {allowed:.3g}")',
+            "e = np.argmax(np.abs(got - expected))",
+            f'print(f"{verdict.tensor} at {words}, value channel {{e}}:")',
+            'print(f"got {got[e]:.9g}, expected {expected[e]:.9g}; row error {error:.3g}, allowed {allowed:.3g}")',
         ]
         does = f"gives a wrong {verdict.tensor}"
     else:
@@ -256,8 +255,7 @@ def _after_other_formats(text: _Text, subject: Subject, earlier: Sequence[Format
         tile = _tile(text.run.tile, "dtype")
         text.after = [
             f"for dtype in ({', '.join(map(_named, others))},):  # kernels of other formats come first",
-            f"    other = Inputs(q, k, v, 0 * g, beta, {state}, dtype).rounded()",
-            f'    kernel.run(other, {tile}, "{subject.target}")',
+            f'    kernel.run(Inputs(q, k, v, 0 * g, beta, {state}, dtype).rounded(), {tile}, "{subject.target}")',
             *text.after,
         ]
     return text
@@ -266,11 +264,7 @@ def _after_other_formats(text: _Text, subject: Subject, earlier: Sequence[Format
 def _of_the_law(law: Law, subject: Subject, case: Case) -> str:
     """The law itself on the case: for what no single run shows."""
     lines = [
-        f'"""{_name(subject)} on {subject.target} breaks {law.name}.',
-        "",
-        *textwrap.wrap(f"{law.sentence}.", WIDTH),
-        "python THIS_FILE [IMPLEMENTATION]: exit status 1 while the bug lives, 0 when it is gone.",
-        '"""',
+        *_heading(subject, f"breaks {law.name}.", f"{law.sentence}."),
         "import sys",
         "from pathlib import Path",
         "",
@@ -312,10 +306,7 @@ def _written(text: _Text, law: Law, subject: Subject, line: str | None) -> str:
         f"from kda.problem import {', '.join(sorted(text.problem))}",
     ]
     lines = [
-        f'"""{_name(subject)} on {subject.target} {text.does}; found by {law.name}.',
-        "",
-        "python THIS_FILE [IMPLEMENTATION]: exit status 1 while the bug lives, 0 when it is gone.",
-        '"""',
+        *_heading(subject, f"{text.does}.", f"Found by {law.name}."),
         *(f"import {name}" for name in sorted(text.standard)),
         "",
         *(["import numpy as np", ""] if any("np." in one for one in body) else []),
@@ -333,11 +324,24 @@ def _name(subject: Subject) -> str:
     return subject.implementation.address or subject.implementation.name.partition("~")[0]
 
 
+def _heading(subject: Subject, *sentences: str) -> list[str]:
+    first, *more = sentences
+    return [
+        *textwrap.wrap(f'"""{_name(subject)} on {subject.target} {first}', WIDTH),
+        "",
+        *(line for sentence in more for line in textwrap.wrap(sentence, WIDTH)),
+        "python THIS_FILE [IMPLEMENTATION]: exit status 1 while the bug lives, 0 when it is gone.",
+        '"""',
+    ]
+
+
 def _kernel(subject: Subject) -> list[str]:
     bold = "" if subject.implementation.checks_domain else ".unchecked()"
-    named = f'implementation(sys.argv[1] if len(sys.argv) > 1 else "{_name(subject)}"){bold}'
-    whole = f"kernel = {named}"
-    return [whole] if len(whole) <= WIDTH else ["kernel = implementation(", f"    {named[15:]}"]
+    whole = f'kernel = implementation(sys.argv[1] if len(sys.argv) > 1 else "{_name(subject)}"){bold}'
+    if len(whole) <= WIDTH:
+        return [whole]
+    chosen = f"kernel = implementation(sys.argv[1] if len(sys.argv) > 1 else address){bold}"
+    return [*_quoted("address = ", _name(subject), ""), chosen]
 
 
 def _arrays(inputs: Inputs) -> list[str]:
@@ -411,12 +415,17 @@ def _from_line(inputs: Inputs, line: str) -> list[str]:
 
 
 def _parsed(name: str, line: str) -> list[str]:
-    whole = f'{name} = Case.parse("{line}")'
+    return _quoted(f"{name} = Case.parse(", line, ")")
+
+
+def _quoted(before: str, text: str, after: str) -> list[str]:
+    """A statement with a long text in it, in as many lines as it takes."""
+    whole = f'{before}"{text}"{after}'
     if len(whole) <= WIDTH:
         return [whole]
     width = WIDTH - 6
-    pieces = [line[i : i + width] for i in range(0, len(line), width)]
-    return [f"{name} = Case.parse(", *(f'    "{piece}"' for piece in pieces), ")"]
+    pieces = [f'    "{text[i : i + width]}"' for i in range(0, len(text), width)]
+    return [before.rstrip() + ("" if after else " ("), *pieces, after or ")"]
 
 
 def _call(subject: Subject, run: Run) -> str:
@@ -458,6 +467,7 @@ def _print(text: str) -> Iterator[str]:
 
 
 def _same(one: Inputs, other: Inputs) -> bool:
-    return [n for n, _ in one.tensors()] == [n for n, _ in other.tensors()] and all(
+    alike = one.dtype is other.dtype and [n for n, _ in one.tensors()] == [n for n, _ in other.tensors()]
+    return alike and all(
         np.array_equal(mine, theirs) for (_, mine), (_, theirs) in zip(one.tensors(), other.tensors(), strict=True)
     )
