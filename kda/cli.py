@@ -294,6 +294,80 @@ def compare(
 
 
 @main.command()
+@LINE
+@click.option("-o", "--output", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write it there.")
+@click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="The law that fails.")
+@click.option(
+    "--impl", help=f"An implementation: a name, file.py:Class or module:Class [default: {DEFAULT_IMPLEMENTATION}]"
+)
+@click.option("--target", type=click.Choice(["auto", "c", "cuda"]), default="auto", show_default=True)
+@click.option("--unchecked", is_flag=True, help="Compute gates outside the domain instead of refusing them.")
+@click.option("--no-reduce", "whole", is_flag=True, help="The case as it is, not the smallest that fails like it.")
+@click.option("--seconds", default=5.0, show_default=True, metavar="S", help="That reducing may take.")
+@click.option(
+    "--ended", type=click.Choice(["crashed", "hung"]), help="It took its process with it: run nothing here, write it."
+)
+@PROPERTIES
+def repro(
+    case: Case,
+    path: Path | None,
+    name: str,
+    impl: str | None,
+    target: str,
+    unchecked: bool,
+    whole: bool,
+    seconds: float,
+    ended: str | None,
+    folder: Path | None,
+) -> None:
+    """Write a script that shows what fails on LINE with the kernel and NumPy alone; reduced first.
+
+    Exit status 2 where the law holds: there is nothing to reproduce.
+    """
+    from kda.diagnosis.reduce import reduced
+    from kda.diagnosis.script import script
+
+    laws = _laws(folder)  # all of them: a reduction may go on under another law
+    law = laws[name] if name in laws else _law(folder, name)
+    implementation, target = _under_test(impl, target, unchecked)
+    asked, why = _asked(law, case, implementation, target)
+    if not asked:
+        raise Misused(f"{law.name} cannot be asked; {why}")
+    said = [f"law:     {law.name}: {law.sentence}", f"case:    {case}"]
+    if ended is not None:
+        subject, error = asked[0], None
+    else:
+        subject, error = _failing(law, asked, case)
+        if not whole:
+            found = reduced(law, subject, case, error, seconds)
+            said = [f"law:     {found.law.name}: {found.law.sentence}", f"case:    {found.case}"]
+            said += [f"dropped: {found.dropped}", *([f"note:    {found.said}"] if found.said else [])]
+            law, case, error = found.law, found.case, found.error
+    text = script(law, subject, case, error, ended or "")
+    for line in said:
+        click.echo(line, err=path is None)
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        write_whole(path, text)
+    except OSError as problem:
+        raise Misused(str(problem)) from None
+    click.echo(f"wrote {path}")
+
+
+def _failing(law: Law, subjects: list[Subject], case: Case) -> tuple[Subject, Exception]:
+    from kda.suite.record import Record
+
+    for subject in subjects:
+        try:
+            law.holds_for(subject, case, Record(law.name, subject.id))
+        except Exception as error:
+            return subject, error
+    raise Misused(f"{law.name} holds on {case} with {subjects[0]}: there is nothing to reproduce")
+
+
+@main.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def impls(names: tuple[str, ...]) -> None:
     """List the implementations that are installed (or NAMEs such as file.py:Class), and what each supports."""
