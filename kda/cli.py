@@ -304,9 +304,6 @@ def compare(
 @click.option("--unchecked", is_flag=True, help="Compute gates outside the domain instead of refusing them.")
 @click.option("--no-reduce", "whole", is_flag=True, help="The case as it is, not the smallest that fails like it.")
 @click.option("--seconds", default=5.0, show_default=True, metavar="S", help="That reducing may take.")
-@click.option(
-    "--ended", type=click.Choice(["crashed", "hung"]), help="It took its process with it: run nothing here, write it."
-)
 @PROPERTIES
 def repro(
     case: Case,
@@ -317,33 +314,44 @@ def repro(
     unchecked: bool,
     whole: bool,
     seconds: float,
-    ended: str | None,
     folder: Path | None,
 ) -> None:
     """Write a script that shows what fails on LINE with the kernel and NumPy alone; reduced first.
 
     Exit status 2 where the law holds: there is nothing to reproduce.
     """
+    from kda.diagnosis.death import Question, death_of
+    from kda.diagnosis.race import measured
     from kda.diagnosis.reduce import reduced
-    from kda.diagnosis.script import script
+    from kda.diagnosis.script import CRASHED, HUNG, script
+    from kda.suite.finding import find
 
     laws = _laws(folder)  # all of them: a reduction may go on under another law
     law = laws[name] if name in laws else _law(folder, name)
     implementation, target = _under_test(impl, target, unchecked)
-    asked, why = _asked(law, case, implementation, target)
-    if not asked:
+    subjects, why = _asked(law, case, implementation, target)
+    if not subjects:
         raise Misused(f"{law.name} cannot be asked; {why}")
     said = [f"law:     {law.name}: {law.sentence}", f"case:    {case}"]
-    if ended is not None:
-        subject, error = asked[0], None
+    death = death_of(Question.of(_folder(folder), implementation, target, law.name), case)
+    if death is not None:
+        text = script(law, subjects[0], case, ended=HUNG if death.hung else CRASHED)
     else:
-        subject, error = _failing(law, asked, case)
-        if not whole:
-            found = reduced(law, subject, case, error, seconds)
-            said = [f"law:     {found.law.name}: {found.law.sentence}", f"case:    {found.case}"]
-            said += [f"dropped: {found.dropped}", *([f"note:    {found.said}"] if found.said else [])]
-            law, case, error = found.law, found.case, found.error
-    text = script(law, subject, case, error, ended or "")
+        found = next(((s, failed) for s in subjects if (failed := find(law, s, _many_times(s, case)))), None)
+        if found is None:
+            raise Misused(f"{law.name} holds on {case} with {subjects[0]}: there is nothing to reproduce")
+        subject, failed = found
+        if not failed.steady:
+            case, repeats = measured(law, subject, failed, None, not whole)
+            said = [said[0], f"case:    {case}", f"note:    {repeats.lines()[0]}"]
+            text = script(law, subject, case, repeats.error, unsteady=True)
+        elif whole:
+            text = script(law, subject, case, failed.error)
+        else:
+            smallest = reduced(law, subject, case, failed.error, seconds)
+            said = [f"law:     {smallest.law.name}: {smallest.law.sentence}", f"case:    {smallest.case}"]
+            said += [f"dropped: {smallest.dropped}", *([f"note:    {smallest.said}"] if smallest.said else [])]
+            text = script(smallest.law, subject, smallest.case, smallest.error)
     for line in said:
         click.echo(line, err=path is None)
     if path is None:
@@ -354,17 +362,6 @@ def repro(
     except OSError as problem:
         raise Misused(str(problem)) from None
     click.echo(f"wrote {path}")
-
-
-def _failing(law: Law, subjects: list[Subject], case: Case) -> tuple[Subject, Exception]:
-    from kda.suite.record import Record
-
-    for subject in subjects:
-        try:
-            law.holds_for(subject, case, Record(law.name, subject.id))
-        except Exception as error:
-            return subject, error
-    raise Misused(f"{law.name} holds on {case} with {subjects[0]}: there is nothing to reproduce")
 
 
 @main.command()

@@ -47,9 +47,7 @@ def test_what_differs_from_run_to_run_is_named(asked):
     assert np.argwhere(repeats.differing).tolist() == [[0, 2, 0, 0]]
     first, where = repeats.lines()
     assert "the law fails in 3 of 9 runs" in first
-    assert where == (
-        "o differs from run to run in 1 of 8 elements: batch 0, token 2, head 0, value channel 0"
-    )
+    assert where == ("o differs from run to run in 1 of 8 elements: batch 0, token 2, head 0, value channel 0")
 
 
 def test_a_run_that_sometimes_raises_is_not_steady(asked, monkeypatch):

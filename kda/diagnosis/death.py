@@ -70,7 +70,6 @@ def death_of(question: Question, case: Case) -> Death | None:
 def smallest_death(question: Question, death: Death) -> Death:
     """A smaller case that dies as well, and how."""
     with _pool() as pool:
-
         ends = time.monotonic() + LONGEST
 
         def dies(candidate: Case) -> bool:

@@ -54,14 +54,24 @@ class _Text:
     before: list[str] = field(default_factory=list)
 
 
-def script(law: Law, subject: Subject, case: Case, error: Exception | None = None, ended: str = "") -> str:
+def script(
+    law: Law,
+    subject: Subject,
+    case: Case,
+    error: Exception | None = None,
+    ended: str = "",
+    unsteady: bool = False,
+) -> str:
     """The text of a script that shows what `case` fails with under `law`; fewer than 40 lines, at most 100 wide.
 
     error: what it raised before, where that is known. ended: CRASHED or HUNG where it must not be run again here.
+    unsteady: it does not fail every time, or not with the same bits.
     ValueError: the law holds, so that there is nothing to show.
     """
-    if ended:
-        text: _Text | None = _of_an_end(subject, Run(case.inputs(), case.tile, PLAIN, RuntimeError(ended)), ended)
+    if unsteady:
+        text: _Text | None = _of_a_race(subject, Run(case.inputs(), case.tile, PLAIN, RuntimeError("unsteady")))
+    elif ended:
+        text = _of_an_end(subject, Run(case.inputs(), case.tile, PLAIN, RuntimeError(ended)), ended)
     else:
         found = examined(law, subject, case)
         if found.error is None:
