@@ -19,7 +19,7 @@ from kda.suite.record import Record, Run
 from kda.suite.watch import GpuLost, Watch, last_case
 from strategies import cases
 
-SMALLEST = "v1,N=2,DK=1,DV=1,C=1,dtype=f32"
+SMALLEST = "v1,N=2,DK=1,DV=1,C=1,dtype=f32,beta=zero,q=zeros,k=zeros,v=zeros"
 DEV = plugin.PROFILES["dev"]
 
 
@@ -34,26 +34,45 @@ def project(tmp_path):
 def test_a_failure_is_one_screen_with_all_that_is_needed(project):
     result = project.pytest("--hypothesis-seed=1", impl="Wrong")
     assert result.status == 1
-    lines = result.failure("test_matches").splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "o",
-        "at properties/test_small.py",
-        "law",
-        "case",
-        "rerun",
-        "keep",
-        "guard",
-    ]
-    assert "error 0.5 in the row" in lines[0]
-    assert "within(subject.run(inputs, case.tile)" in lines[1]
-    assert lines[2:] == [
-        "law:   small.matches: The subject computes reference A",
-        f"case:  {SMALLEST}",
-        f"rerun: kda check {SMALLEST} --property small.matches --impl subjects.py:Wrong --target c",
-        f"keep:  kda guard add {SMALLEST} --property small.matches",
+    text = result.failure("test_matches")
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 100
+    head, cells, stage, mistake, commands = (part.splitlines() for part in text.strip().split("\n\n"))
+    assert head[0].startswith("o: error 0.5 in the row")
+    assert any(line.startswith("at properties/test_small.py:") for line in head)
+    assert head[-2:] == ["law:   small.matches: The subject computes reference A", f"case:  {SMALLEST}"]
+    assert cells[0] == "o: 1 of 2 tokens wrong; final_state is right"
+    assert cells[-2].split() == ["1", "1", "#"]
+    assert "o: every row from the second chunk on: tokens 1..1" in stage
+    assert mistake[0].startswith("looks like no known mistake; the nearest of")
+    which = f"{SMALLEST} --property small.matches"
+    assert joined(commands) == [
+        f"rerun: kda check {which} --impl subjects.py:Wrong --target c",
+        f"write: kda repro {which} --impl subjects.py:Wrong --target c -o repro.py",
+        f"keep:  kda guard add {which}",
         f"guard: {SMALLEST} small.matches",
     ]
     assert "FAILED properties/test_small.py::test_matches[right-c-f32] - o: error 0.5" in result.text
+
+
+def test_a_brief_run_looks_into_nothing(project):
+    lines = project.pytest("--hypothesis-seed=1", "--kda-brief", impl="Wrong").failure("test_matches").splitlines()
+    words = ["o", "at properties/test_small.py", "law", "case", "rerun", "write", "keep", "guard"]
+    assert [line.split(":")[0] for line in lines] == words
+    assert "case:  v1,N=2,DK=1,DV=1,C=1,dtype=f32" in lines  # what Hypothesis shrank it to
+
+
+def test_a_failure_has_a_page_where_that_is_asked_for(project):
+    result = project.pytest("-n", "2", "--kda-html", "pages", impl="Wrong")
+    (page,) = (project.folder / "pages").iterdir()
+    assert f"page:  pages/{page.name}" in result.failure("test_matches").splitlines()
+    assert SMALLEST in page.read_text()
+    assert not list((project.folder / "pages").glob("*.part"))
+
+
+def joined(lines):
+    """The lines as a shell joins them."""
+    return re.sub(r" \\\n +", " ", "\n".join(lines)).splitlines()
 
 
 def test_an_exception_shows_where_it_was_raised(project):
@@ -61,7 +80,7 @@ def test_an_exception_shows_where_it_was_raised(project):
     assert lines[0] == "InputError: N is 2; expected at most one chunk"
     assert any(line.startswith("at subjects.py:") and "raise InputError" in line for line in lines)
     assert f"case:  {SMALLEST}" in lines
-    assert len(lines) < 12
+    assert len(lines) < 20
 
 
 def test_an_unsteady_result_is_called_that(project):
@@ -286,13 +305,9 @@ def test_nightly_finds_what_is_too_rare_for_dev(project):
     assert project.pytest(*words, impl="Creeps", HYPOTHESIS_STORAGE_DIRECTORY=apart).status == 0
     assert project.report["cases"] == 250
     lines = result.failure("test_matches").splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        *("o", "at properties/test_small.py", "law", "case", "rerun", "keep", "guard"),
-    ]
-    (line,) = result.lines("case")
-    case = Case.parse(line)
-    assert (case.gate.name, case.edits) == ("none", ())  # it was shrunk
-    assert lines[-1] == f"guard: {line} small.matches"
+    (line,) = re.findall(r"^(?:LINE=|case:  )(v1.*)$", "\n".join(lines), re.M)
+    assert Case.parse(line).gate.name == "none"  # it was shrunk
+    assert lines[-1].startswith(("keep:", "guard:", "       --property"))
     project.guard.write_text(f"{line} small.matches\n")
     assert project.pytest("--hypothesis-profile", "replay", impl="Creeps").status == 1
 

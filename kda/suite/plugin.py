@@ -205,7 +205,7 @@ class KdaRun:
             error = report.error
             lines = report.lines
             if self.plan.pages is not None:
-                lines = [*lines, f"page:   {report.write_page(self.plan.pages)}"]
+                lines = [*lines, f"page:  {report.write_page(self.plan.pages)}"]
             error.kda_report = lines  # type: ignore[attr-defined]
         raise error
 
