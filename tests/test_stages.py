@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kda.case import Case
-from kda.diagnosis.accuracy import accuracy, print_diagnosed
+from kda.diagnosis.accuracy import Diagnosed, accuracy, diagnose, main, print_diagnosed
 from kda.diagnosis.described import described, tokens_in_words
 from kda.diagnosis.probes import PROBES, Unprobed, probed, with_probes
 from kda.diagnosis.stages import GRID, LOOP, first_wrong_stage
@@ -20,10 +20,11 @@ from kda.formats import F16, F32, format_named
 from kda.implementations import PLAIN, Implementation, implementation
 from kda.implementations.builtin import KdaChunk
 from kda.kernels import chunk
-from kda.mutation.campaign import SMALLEST_TILE, laws
+from kda.mutation.campaign import SMALLEST_TILE, Search, laws
 from kda.mutation.catalogue import CATALOGUE
 from kda.mutation.lowering import lowered, traced
 from kda.mutation.mutant import mutant
+from kda.mutation.plans import task_of
 from kda.mutation.rewrite import Edit
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, Tile
@@ -217,6 +218,17 @@ def test_the_first_wrong_stage_of_a_known_mistake(name, line):
     assert 1 <= len(lines) <= 4
     assert all(len(line) <= 100 for line in lines)
     assert lines[0].startswith(f"first wrong stage: {staged.stage} (chunk ")
+
+
+def test_an_edited_copy_of_the_kernel_is_probed(tmp_path):
+    copy = tmp_path / "chunk.py"
+    copy.write_text(SOURCE.replace("U_s[r, j] - WS_f[r, j]", "U_s[r, j] + WS_f[r, j]"))
+    staged = first_wrong_stage(wrong_of(implementation(f"{copy}:kda_chunk"), "v1,DV=32,dtype=f32,state=ones"))
+    assert (staged.stage, staged.same_bits, staged.missing) == ("V_tilde", True, ())
+    assert staged.lines()[:2] == [
+        "first wrong stage: V_tilde (chunk 0, batch 0, head 0, block 0), from row 0 (token 0), channel 0",
+        "  got 2, expected 0 (bound 0); 32 of 512 cells are wrong",
+    ]
 
 
 def test_what_follows_from_a_wrong_stage_is_not_wrong_itself():
@@ -528,3 +540,16 @@ def test_the_accuracy_is_measured_in_processes_of_their_own(capsys):
     print_diagnosed({"scale-applied": [replace(row, stage="W")]}, Console(width=160))
     printed = capsys.readouterr().out
     assert "0 of 1 right; 1 name a stage" in printed
+
+
+def test_a_mutant_that_is_not_hunted_down_is_told(tmp_path):
+    task = replace(task_of(CATALOGUE["scale-applied"], "kernel", "c", (0,)), searches=(Search("no.law", "f32", 1),))
+    (row,) = diagnose(task, tmp_path, "w")
+    assert not isinstance(row, Diagnosed)
+    assert row.said == "KeyError: 'no.law'"
+
+
+def test_an_unknown_mutant_is_said(capsys):
+    with pytest.raises(SystemExit):
+        main(["no-such-mistake"])
+    assert "the catalogue has no 'no-such-mistake' for the kernel on c" in capsys.readouterr().err

@@ -51,8 +51,16 @@ class Diagnosed(Row):
 def diagnose(task: Task, folder: Path, worker: str) -> list[Row]:
     """Hunt the mutant of `task`, and name the first wrong stage of the failing case; as `campaign.run` wants its work.
 
-    One search and one seed alone.
+    One search and one seed alone. A row that is not `Diagnosed`: what it raised, where that is not its failure.
     """
+    try:
+        return [_diagnosed(task, folder, worker)]
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), "")
+        return [Row(task.mutant.name, SURVIVED, said=f"{type(error).__name__}: {said}")]
+
+
+def _diagnosed(task: Task, folder: Path, worker: str) -> Diagnosed:
     from kda.diagnosis.stages import first_wrong_stage
     from kda.diagnosis.wrong import examined, wrong_run
     from kda.mutation.hunt import hunt
@@ -68,31 +76,29 @@ def diagnose(task: Task, folder: Path, worker: str) -> list[Row]:
     found = hunt(law, subject, seed, search.cases, watch=Watch(folder, worker, 30.0))
     hunting = time.perf_counter() - started
     if found.case is None:
-        return [Diagnosed(task.mutant.name, SURVIVED, None, found.examined, hunting, said="survived")]
+        return Diagnosed(task.mutant.name, SURVIVED, None, found.examined, hunting, said="survived")
     made = Diagnosed(
         task.mutant.name, KILLED, law.name, found.cases, found.seconds, str(found.case), found.said, hunting=hunting
     )
     try:
         wrong = wrong_run(examined(law, subject, found.case))
     except InputError as error:  # of a run that should have been refused, and was not
-        return [replace(made, said=f"no reference takes these inputs: {error}")]
+        return replace(made, said=f"no reference takes these inputs: {error}")
     if wrong is None:
-        return [replace(made, said=f"no run is wrong by itself: {found.said}")]
+        return replace(made, said=f"no run is wrong by itself: {found.said}")
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
         staged = first_wrong_stage(wrong)
         seconds.append(time.perf_counter() - started)
-    return [
-        replace(
-            made,
-            stage=staged.stage,
-            said="\n".join(staged.lines()),
-            compiling=seconds[0] - seconds[1],
-            staging=seconds[1],
-            same_bits=staged.same_bits,
-        )
-    ]
+    return replace(
+        made,
+        stage=staged.stage,
+        said="\n".join(staged.lines()),
+        compiling=seconds[0] - seconds[1],
+        staging=seconds[1],
+        same_bits=staged.same_bits,
+    )
 
 
 def accuracy(
@@ -155,7 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--seed", type=int, default=0, help="of the hunt")
     options = parser.parse_args(arguments)
-    rows = accuracy(options.target, options.jobs, options.names, options.seed, _progress)
+    try:
+        rows = accuracy(options.target, options.jobs, options.names, options.seed, _progress)
+    except LookupError as error:
+        parser.error(str(error))
     print_diagnosed(rows, Console())
     made = [row for rows_of in rows.values() for row in rows_of]
     return 0 if all(isinstance(row, Diagnosed) and row.right for row in made) else 1

@@ -105,7 +105,7 @@ class Staged:
         first = f"first wrong stage: {self.stage} {where}, from {self._place()}"
         numbers = f"got {self.got:.9g}, expected {self.expected:.9g} (bound {self.bound:.3g})"
         made = [f"{first}: {numbers}"] if len(first) + len(numbers) + 2 <= _WIDTH else [first, f"  {numbers}"]
-        made[-1] += f"; {self.cells} of {self.of} cells" if len(made[-1]) < _WIDTH - 28 else ""
+        made[-1] += f"; {self.cells} of {self.of} cells are wrong" if len(made[-1]) < _WIDTH - 36 else ""
         return [*map(_short, made), *self._more()]
 
     def _more(self) -> list[str]:
