@@ -173,7 +173,7 @@ def _by_outputs(wrong: Wrong) -> Resemblance:
         bits = [made for made in whole if made.same_bits]
         first, *others = (made.candidate.mistake for made in bits or whole)
         closely, n = "bit for bit" if bits else "within rounding", len(further)
-        how = f"{closely}, here and on {n} of {n} further cases"
+        how = f"{closely}, {n} of {n} further cases too"
         return Resemblance(first, tuple(others), how, (), len(compared), n)
     for made in nearest:
         if not made.matches:
