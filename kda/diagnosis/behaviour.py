@@ -48,12 +48,14 @@ class Behaviour:
 def likely(seen: Behaviour, choice: TileChoice) -> list[tuple[Mistake, int]]:
     """The mistakes of the catalogue and on how many of the probes each does what was seen, the best first.
 
-    Empty where nothing departs from a right launch.
+    Empty where nothing departs from a right launch. Left out are those whose signature has probes that were not made.
     """
     if not seen.departures:
         return []
     agreed = []
     for name, signature in signatures(choice).items():
+        if not signature.keys() <= set(seen.probes):
+            continue
         same = [probe for probe in seen.probes if signature.get(probe) == seen.departures.get(probe)]
         agreed.append((CATALOGUE[name], len(same)))
     return sorted(agreed, key=lambda one: -one[1])

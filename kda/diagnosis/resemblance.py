@@ -158,7 +158,7 @@ def _by_behaviour(examined: Examined) -> Resemblance:
 def _by_outputs(wrong: Wrong) -> Resemblance:
     try:
         one = _failed(wrong)
-        if one.got is None or one.got.equals(one.right.outputs):
+        if one.got is None or not _of_one_shape(one.got, one.right.outputs) or one.got.equals(one.right.outputs):
             return Resemblance()
     except Exception:  # inputs that no reference takes, or a failure that does not repeat
         return Resemblance()
@@ -170,10 +170,9 @@ def _by_outputs(wrong: Wrong) -> Resemblance:
         _go_further(made, further)
     whole = [made for made in matching if made.agreed == len(further) and made.shown]
     if whole:
-        bits = [made for made in whole if made.same_bits]
-        first, *others = (made.candidate.mistake for made in bits or whole)
-        closely, n = "bit for bit" if bits else "within rounding", len(further)
-        how = f"{closely}, here and on {n} of {n} further cases"
+        first, *others = (made.candidate.mistake for made in whole)
+        closely, n = "bit for bit" if whole[0].same_bits else "within rounding", len(further)
+        how = f"{closely}, {n} of {n} further cases too"
         return Resemblance(first, tuple(others), how, (), len(compared), n)
     for made in nearest:
         if not made.matches:
@@ -206,7 +205,7 @@ def _further(wrong: Wrong) -> list[_One]:
 
 def _compared(candidate: Candidate, one: _One) -> _Compared | None:
     would = one.by(candidate)
-    if would is None or one.got is None:
+    if would is None or one.got is None or not _of_one_shape(one.got, would):
         return None
     distance = _distance(one.got, would) / _distance(one.got, one.right.outputs)
     same = one.got.equals(would)
@@ -217,7 +216,7 @@ def _go_further(made: _Compared, further: Sequence[_One]) -> None:
     """Count the further cases on which the implementation gives what the mistake gives, and see whether it shows."""
     for one in further:
         would = one.by(made.candidate)
-        if one.got is None or would is None:
+        if one.got is None or would is None or not _of_one_shape(one.got, would):
             made.same_bits = False
         elif one.got.equals(would):
             made.agreed += 1
@@ -234,16 +233,17 @@ def _closer(got: Outputs, would: Outputs, right: Judged) -> bool:
     return worst <= 1 and CLOSER * worst <= _worst(got, right.outputs, right)
 
 
+def _of_one_shape(one: Outputs, other: Outputs) -> bool:
+    return one.o.shape == other.o.shape and one.final_state.shape == other.final_state.shape
+
+
 def _worst(got: Outputs, would: Outputs, right: Judged) -> float:
     """The largest error / budget of a row: the right mirror's budget, larger as what the mistake gives is larger."""
     budget = Budget(
         right.budget.o * _growth(would.o, right.outputs.o),
         right.budget.final_state * _growth(would.final_state, right.outputs.final_state),
     )
-    try:
-        return max(verdict.ratio for verdict in compare(got, would, budget))
-    except AssertionError:  # shapes that disagree
-        return np.inf
+    return max(verdict.ratio for verdict in compare(got, would, budget))
 
 
 def _growth(would: np.ndarray, right: np.ndarray) -> float:
@@ -255,8 +255,6 @@ def _distance(got: Outputs, other: Outputs) -> float:
     """The 2-norm of the difference over both outputs, which counts NaN or infinity for a number as the largest one."""
     square = 0.0
     for (_, mine), (_, theirs) in zip(got.tensors(), other.tensors(), strict=True):
-        if mine.shape != theirs.shape:
-            return np.inf
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(mine - theirs)
         apart[(mine == theirs) | (np.isnan(mine) & np.isnan(theirs))] = 0.0
