@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kda.suite.watch import Watch
     from kda.support import TileChoice
 
-__all__ = ["PLAIN_LAWS", "Reduced", "reduced"]
+__all__ = ["CLEAR", "PLAIN_LAWS", "Reduced", "reduced", "strength"]
 
 #: The laws that take any case, by what a wrong run was found wrong against.
 PLAIN_LAWS = {"reference A": "kernel.matches_reference_A", "its mirror": "kernel.matches_its_mirror"}
@@ -144,7 +144,7 @@ class _Search:
         try:
             law.holds_for(watched, case, Record(law.name, self.subject.id), self.watch)
         except Exception as error:
-            return error, _kind(error, last), _strength(error)
+            return error, _kind(error, last), strength(error)
         return None
 
     def holds_again(self) -> bool:
@@ -162,10 +162,10 @@ class _Search:
         found = self._outcome(self.law, case)
         if found is None:
             return False
-        error, kind, strength = found
-        if kind != self._kind or strength < min(CLEAR, self._strength):
+        error, kind, clearly = found
+        if kind != self._kind or clearly < min(CLEAR, self._strength):
             return False
-        self.case, self.error, self._strength = case, error, strength
+        self.case, self.error, self._strength = case, error, clearly
         return True
 
     def _take(self, change: Callable[..., Case], *how: Any) -> bool:
@@ -350,7 +350,7 @@ def _kind(error: Exception, runs: Sequence[Run]) -> tuple[object, ...]:
     return InputError if isinstance(error, InputError) else type(error), type(ended)
 
 
-def _strength(error: Exception) -> float:
+def strength(error: Exception) -> float:
     """How many budgets the worst row is off; infinite where every bit must agree."""
     if not isinstance(error, Disagreement) or error.budget is None:
         return np.inf
