@@ -178,6 +178,16 @@ def test_what_belongs_together_goes_together(laws):
     assert (found.case.N, active_tokens(found.case.inputs())) == (5, 1)
 
 
+def test_a_number_goes_that_another_one_kept(laws):
+    """The second time around, when v is zero, beta may be."""
+
+    def spoils(inputs, outputs):
+        return off_by(outputs, 1.0) if inputs.beta.any() or not inputs.v.any() else None
+
+    found = spoiled(spoils, f"v1,dtype=f32,{DENSE}", laws)
+    assert sum(numbers(found.case.inputs()).values()) == 0
+
+
 def test_sequences_go_from_before_what_matters(laws):
     def spoils(inputs, outputs):
         return off_by(outputs, 1.0) if inputs.v.max() > 50 else None
@@ -362,10 +372,16 @@ def test_every_try_is_announced(laws):
     assert any(str(found.case) in text for text in watch.begun)
 
 
-def test_what_does_not_fail_again_is_left_alone(laws):
-    law, subject = laws["kernel.matches_reference_A"], Subject(Wrong(lambda inputs, outputs: None), "c", F32)
-    found = reduced(law, subject, Case(dtype=F32), AssertionError("once"))
-    assert (found.case, found.said) == (Case(dtype=F32), "it did not fail again: nothing was reduced")
+@pytest.mark.parametrize("raised", [None, KeyError("now")])
+def test_what_does_not_fail_again_is_left_alone(raised, laws):
+    def spoils(inputs, outputs):
+        if raised is not None:
+            raise raised
+
+    law, subject = laws["kernel.matches_reference_A"], Subject(Wrong(spoils), "c", F32)
+    found = reduced(law, subject, Case(dtype=F32), AssertionError("before"))
+    assert (found.case, found.complete) == (Case(dtype=F32), False)
+    assert found.said == "it did not fail in the same way again: nothing was reduced"
 
 
 def test_what_went_is_said(laws):

@@ -356,10 +356,10 @@ def test_a_call_that_takes_its_process_with_it_is_not_made(laws):
 
 
 def test_equal_tokens_are_one_assignment(subjects, laws):
-    edits = "k:2.0:1.0/k:3.0:1.0/k:4.0:1.0/k:6.1:1.0/q:4.0:1.0"
+    edits = "k:2.0:1.0/k:3.0:1.0/k:4.0:1.0/k:6.0:1.0/q:4.0:1.0"
     line = f"v1,N=9,DV=32,dtype=f32,beta=constant:0.5,q=zeros,k=zeros,edits={edits}"
     text = script(laws["kernel.matches_reference_A"], subject_of(named("wrong_output"), F32), Case.parse(line))
-    assert "\nk[0, 2:5, 0, 0] = k[0, 6, 0, 1] = 1.0\n" in text
+    assert "\nk[0, 2:5, 0, 0] = k[0, 6, 0, 0] = 1.0\n" in text
     assert "\nv[:] = 1.0\n" in text
     assert "\nbeta[:] = 0.5\n" in text
 

@@ -95,7 +95,7 @@ def reduced(
     search = _Search(law, subject, case, error, budget_seconds, watch)
     said = ""
     if search.holds_again():
-        said = "it did not fail again: nothing was reduced"
+        said = "it did not fail in the same way again: nothing was reduced"
     else:
         search.begin()
         said = search.to_a_plain_law()
@@ -148,11 +148,12 @@ class _Search:
         return None
 
     def holds_again(self) -> bool:
-        """Whether the case no longer fails."""
+        """Whether the case no longer fails, or no longer with an exception of the same type."""
         found = self._outcome(self.law, self.case)
-        if found is not None:
-            self.error, self._kind, self._strength = found
-        return found is None
+        if found is None or type(found[0]) is not type(self.error):
+            return True
+        self.error, self._kind, self._strength = found
+        return False
 
     def _fails(self, case: Case) -> bool:
         """Whether `case` fails in the same way, and as clearly; it is then the smallest so far."""
