@@ -10,11 +10,12 @@ from kda.case import Case
 from kda.diagnosis import reduce
 from kda.diagnosis.explicit import ZERO, active_tokens, case_of, cut_out, explicit, numbers
 from kda.diagnosis.reduce import reduced
-from kda.diagnosis.smallest import removals
+from kda.diagnosis.smallest import removals, smallest
 from kda.formats import F16, F32
 from kda.implementations import Implementation
-from kda.mutation.campaign import SMALLEST_TILE
+from kda.mutation.campaign import SMALLEST_TILE, run
 from kda.mutation.catalogue import CATALOGUE
+from kda.mutation.plans import plan_catalogue
 from kda.problem import InputError, Outputs
 from kda.references import ref_A_fast
 from kda.suite.laws import Disagreement, Subject, load_laws
@@ -117,6 +118,34 @@ def test_the_numbers_left_are_simple(laws):
     )
 
 
+def test_channels_are_the_first_where_any_would_do(laws):
+    found = spoiled(
+        lambda inputs, outputs: off_by(outputs, float(inputs.v.max() > 50)), "v1,dtype=f32,edits=v:0.9:100.0", laws
+    )
+    assert [edit.index[-1] for edit in found.case.edits] == [0]
+
+
+def test_numbers_are_equal_where_they_can_be(laws):
+    """Two numbers that must be far from 1, and could be the same."""
+
+    def spoils(inputs, outputs):
+        return off_by(outputs, 1.0) if np.count_nonzero(inputs.v > 64) >= 2 else None
+
+    found = spoiled(
+        spoils, f"v1,N=2,dtype=f32,{DENSE},edits=v:0.0:100.0/v:1.0:1000.0".replace("v=gauss", "v=zeros"), laws
+    )
+    assert len({edit.value for edit in found.case.edits if edit.tensor == "v"}) == 1
+
+
+def test_a_seed_that_nothing_draws_from_goes(laws):
+    """Once the one number that this seed drew is written down."""
+    line = f"v1,N=2,dtype=f32,{DENSE}"
+    drawn = Case.parse(line).inputs().v[0, 1, 0, 3]
+    found = spoiled(lambda inputs, outputs: off_by(outputs, float((inputs.v == drawn).any())), line, laws)
+    assert [edit.value for edit in found.case.edits] == [drawn]
+    assert found.case.seed == 0
+
+
 def test_a_number_that_must_have_many_bits_keeps_them(laws):
     """What only shows in the rounding of 1 + 2^-11 is not rounded away."""
     found = reduction(
@@ -132,6 +161,45 @@ def test_the_smallest_tile_is_taken(laws):
     subject = Subject(Wrong(lambda inputs, outputs: off_by(outputs, 1.0), tiles), "c", F32)
     found = reduction(laws["kernel.matches_reference_A"], subject, f"v1,N=40,DK=32,DV=32,C=32,dtype=f32,{DENSE}")
     assert (found.case.DK, found.case.DV, found.case.C, found.case.N) == (16, 16, 16, 1)
+
+
+def test_tokens_go_from_before_and_between_what_matters(laws):
+    def spoils(inputs, outputs):
+        high, low = ((sign * inputs.v[0, :, 0] > 50).any(-1) for sign in (1, -1))
+        return off_by(outputs, 1.0) if high.any() and low.any() and not (high & low).any() else None
+
+    found = spoiled(spoils, "v1,N=9,dtype=f32,edits=v:2.0:100.0/v:6.1:-100.0", laws)
+    assert found.case.N == 2
+
+
+def test_what_belongs_together_goes_together(laws):
+    """No single number of a token can go, and whole tokens can."""
+
+    def spoils(inputs, outputs):
+        alike = (inputs.k.any(-1) == inputs.v.any(-1)).all()
+        return off_by(outputs, 1.0) if alike and inputs.sizes.N >= 5 and inputs.v[:, 4].any() else None
+
+    found = spoiled(spoils, f"v1,N=6,dtype=f32,{DENSE}", laws)
+    assert (found.case.N, active_tokens(found.case.inputs())) == (5, 1)
+
+
+def test_a_number_goes_that_another_one_kept(laws):
+    """The second time around, when v is zero, beta may be; the token stays, for its query matters."""
+
+    def spoils(inputs, outputs):
+        needs = inputs.q.max() > 50 and (inputs.beta.any() or not inputs.v.any())
+        return off_by(outputs, float(needs))
+
+    found = spoiled(spoils, f"v1,dtype=f32,{DENSE},edits=q:0.0:100.0", laws)
+    assert [edit.tensor for edit in found.case.edits] == ["q"]
+
+
+def test_sequences_go_from_before_what_matters(laws):
+    def spoils(inputs, outputs):
+        return off_by(outputs, 1.0) if inputs.v.max() > 50 else None
+
+    found = spoiled(spoils, "v1,B=2,H=3,dtype=f32,edits=v:1.2.0.0:100.0", laws)
+    assert (found.case.B, found.case.H) == (1, 1)
 
 
 def test_gates_of_many_tokens_add_up_in_one(laws):
@@ -152,6 +220,15 @@ def test_alike_keys_become_one_channel(laws):
     found = reduction(laws["kernel.matches_reference_A"], mirror_with(mistake), line)
     assert {edit.index[-1] for edit in found.case.edits if edit.tensor in ("k", "v")} == {0}
     assert max(numbers(found.case.inputs()).values()) <= 22
+
+
+def test_known_mistakes_are_measured_in_processes():
+    """What the table of the catalogue is made of, on one entry that needs no compiler."""
+    (((row,),)) = run(plan_catalogue("mirror", "c", [1], ["beta-twice"]).tasks, 1, work=smallest).values()
+    assert row.takes_a_glance
+    assert (row.tokens, row.left, row.complete) == (1, 0, True)
+    assert row.numbers == {"q": 0, "k": 1, "v": 1, "g": 0, "beta": 1}
+    assert "gives a wrong final_state" in row.text
 
 
 # what must stay
@@ -301,10 +378,16 @@ def test_every_try_is_announced(laws):
     assert any(str(found.case) in text for text in watch.begun)
 
 
-def test_what_does_not_fail_again_is_left_alone(laws):
-    law, subject = laws["kernel.matches_reference_A"], Subject(Wrong(lambda inputs, outputs: None), "c", F32)
-    found = reduced(law, subject, Case(dtype=F32), AssertionError("once"))
-    assert (found.case, found.said) == (Case(dtype=F32), "it did not fail again: nothing was reduced")
+@pytest.mark.parametrize("raised", [None, KeyError("now")])
+def test_what_does_not_fail_again_is_left_alone(raised, laws):
+    def spoils(inputs, outputs):
+        if raised is not None:
+            raise raised
+
+    law, subject = laws["kernel.matches_reference_A"], Subject(Wrong(spoils), "c", F32)
+    found = reduced(law, subject, Case(dtype=F32), AssertionError("before"))
+    assert (found.case, found.complete) == (Case(dtype=F32), False)
+    assert found.said == "it did not fail in the same way again: nothing was reduced"
 
 
 def test_what_went_is_said(laws):

@@ -64,6 +64,7 @@ def script(
 ) -> str:
     """The text of a script that shows what `case` fails with under `law`; fewer than 40 lines, at most 100 wide.
 
+    It shows the run that is wrong by itself, else the law on the case; a case line of 1500 characters makes it longer.
     error: what it raised before, where that is known. ended: CRASHED or HUNG where it must not be run again here.
     unsteady: it does not fail every time, or not with the same bits.
     ValueError: the law holds, so that there is nothing to show.
@@ -249,7 +250,7 @@ def _of_a_race(subject: Subject, run: Run) -> _Text:
 
 def _of_an_end(subject: Subject, run: Run, ended: str) -> _Text:
     """A call that takes its process with it."""
-    text = _Text(f"{ended}", run, [f"outputs = {_call(subject, run)}", 'print("it came back")'])
+    text = _Text(ended, run, [f"outputs = {_call(subject, run)}", 'print("it came back")'])
     if ended == HUNG:
         text.standard.add("faulthandler")
         text.before = [f"faulthandler.dump_traceback_later({_PATIENCE}, exit=True)  # a hang ends here, with status 1"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from kda.case import Case
 from kda.diagnosis.explicit import active_tokens, cut_out, numbers, token_of
-from kda.diagnosis.reduce import Reduced, reduced
+from kda.diagnosis.reduce import CLEAR, Reduced, reduced, strength
 from kda.diagnosis.script import script
 from kda.formats import format_named
 from kda.mutation.campaign import CASE_SECONDS, KILLED, Row, Task, laws
@@ -46,8 +46,8 @@ class Smallest(Row):
     """What is left of one mutant's failure, beside its row.
 
     tokens: that are not all zero; numbers: not zero, by tensor; tried, reducing: cases and seconds of the reduction;
-    left: removals of a single token, number or sequence that still fail (none where the case is as small as it gets);
-    text: the script.
+    left: removals of a single token, number or sequence that still fail, and as clearly (none where the case is as
+    small as it gets); barely: those that do with an error of less than CLEAR budgets. text: the script.
     """
 
     tokens: int = 0
@@ -57,6 +57,7 @@ class Smallest(Row):
     complete: bool = False
     dropped: str = ""
     left: int = 0
+    barely: int = 0
     text: str = ""
 
     @property
@@ -66,7 +67,7 @@ class Smallest(Row):
 
     def data(self) -> dict[str, Any]:
         """The row as it is written to a file, without the script."""
-        more = ("tokens", "numbers", "tried", "reducing", "complete", "left")
+        more = ("tokens", "numbers", "tried", "reducing", "complete", "left", "barely")
         return super().data() | {name: getattr(self, name) for name in more} | {"lines": self.text.count("\n")}
 
 
@@ -96,6 +97,7 @@ def _row(name: str, law: str, subject: Subject, case: Case, watch: Watch) -> Row
     else:
         return Row(name, "survived", law, case=str(case), said="it did not fail again")
     inputs = found.case.inputs()
+    still = _still_failing(found, subject)
     return Smallest(
         name,
         KILLED,
@@ -109,21 +111,23 @@ def _row(name: str, law: str, subject: Subject, case: Case, watch: Watch) -> Row
         reducing=found.seconds,
         complete=found.complete,
         dropped=found.dropped,
-        left=_still_failing(found, subject),
+        left=sum(clearly >= min(CLEAR, strength(found.error)) for clearly in still),
+        barely=sum(clearly < CLEAR for clearly in still),
         text=script(found.law, subject, found.case, found.error),
     )
 
 
-def _still_failing(found: Reduced, subject: Subject) -> int:
-    """How many removals of a single thing still fail under the same law, with an exception of the same type."""
-    count = 0
+def _still_failing(found: Reduced, subject: Subject) -> list[float]:
+    """How clearly removals of a single thing still fail, of those that raise an exception of the same type."""
+    clearly = []
     for candidate in removals(found.case):
         if found.law.excludes(subject, candidate) is None:
             try:
                 found.law.holds_for(subject, candidate, Record(found.law.name, subject.id))
             except Exception as error:
-                count += type(error) is type(found.error)
-    return count
+                if type(error) is type(found.error):
+                    clearly.append(strength(error))
+    return clearly
 
 
 def removals(case: Case) -> Iterator[Case]:
