@@ -23,10 +23,21 @@ def fitted(lines: list[str], line: str) -> list[str]:
     fitted: list[str] = []
     for text in lines:
         if text.startswith("case: "):
-            fitted.append(f"LINE={line}")
+            fitted += _variable(line)
         elif not text.startswith("guard: "):
             fitted += _pieces(text.replace(line, "$LINE"))
     return fitted
+
+
+def _variable(line: str) -> Iterator[str]:
+    """`LINE=...`, broken where a shell joins it again: after a comma or a slash."""
+    rest = f"LINE={line}"
+    while len(rest) > WIDTH:
+        at = max(rest.rfind(mark, 0, WIDTH - 1) for mark in ",/") + 1
+        at = at or WIDTH - 1
+        yield f"{rest[:at]}\\"
+        rest = rest[at:]
+    yield rest
 
 
 def _pieces(line: str) -> Iterator[str]:

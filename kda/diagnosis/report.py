@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from kda.diagnosis import race
 from kda.diagnosis.layout import INDENT, fitted
 from kda.diagnosis.picture import picture
 from kda.diagnosis.reduce import reduced
-from kda.diagnosis.resemblance import resemblance
+from kda.diagnosis.resemblance import Resemblance, resemblance
 from kda.diagnosis.stages import Staged, first_wrong_stage
 from kda.diagnosis.wrong import Examined, Wrong, examined, wrong_run
 from kda.suite.failure import explain
@@ -31,7 +31,8 @@ class Report:
     """What is known of one failure.
 
     lines: the screen; error: what the law raised; seen: the case under the law once more; wrong, staged: its run that
-    is wrong by itself, and what the probes of the kernel saw there.
+    is wrong by itself, and what the probes of the kernel saw there; like: the mistake it looks like. complete: the case
+    is as small as it gets.
     """
 
     lines: list[str]
@@ -39,6 +40,8 @@ class Report:
     seen: Examined
     wrong: Wrong | None = None
     staged: Staged | None = None
+    like: Resemblance | None = None
+    complete: bool = False
 
     def write_page(self, folder: Path) -> Path:
         """Write a page with pictures into `folder`, and say where."""
@@ -62,7 +65,8 @@ def understood(
         if not shrink:
             return reported(law, subject, found.case, found.error, root, watch)
         smallest = reduced(law, subject, found.case, found.error, watch=watch)
-        return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
+        report = reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
+        return replace(report, complete=smallest.complete)
 
 
 def reported(
@@ -81,14 +85,15 @@ def reported(
         seen = examined(law, subject, case)
         wrong = wrong_run(seen)
         staged, stages = _stages(wrong)
-        sections = [_cells(error, wrong), stages, _section(lambda: resemblance(seen, wrong).lines())]
+        like, mistake = _likeness(seen, wrong)
+        sections = [_cells(error, wrong), stages, mistake]
     finally:
         if watch is not None:
             watch.end()
     notes = law.notes(subject, str(case))
     lines = [*_explained(error, root), *notes[:2], *([said] if said else ())]
     lines += [line for section in sections if section for line in ("", *section)]
-    return Report(fitted([*lines, "", *notes[2:]], str(case)), error, seen, wrong, staged)
+    return Report(fitted([*lines, "", *notes[2:]], str(case)), error, seen, wrong, staged, like)
 
 
 def _of_a_race(law: Law, subject: Subject, case: Case, repeats: race.Repeats, root: Path) -> Report:
@@ -132,6 +137,14 @@ def _stages(wrong: Wrong | None) -> tuple[Staged | None, list[str]]:
     except Exception as error:
         return None, [_failed("the first wrong stage", error)]
     return staged, staged.lines()
+
+
+def _likeness(seen: Examined, wrong: Wrong | None) -> tuple[Resemblance | None, list[str]]:
+    try:
+        like = resemblance(seen, wrong)
+    except Exception as error:
+        return None, [_failed("the likeness to known mistakes", error)]
+    return like, like.lines()
 
 
 def _section(make: Callable[[], list[str]]) -> list[str]:
