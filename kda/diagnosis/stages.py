@@ -23,11 +23,14 @@ __all__ = ["GRID", "LOOP", "At", "StageCheck", "Staged", "first_wrong_stage"]
 #: Programs that never ran, and chunks that no program went through: wrong before anything is loaded.
 GRID, LOOP = "grid", "loop over chunks"
 
+#: The outputs, which need no probe.
+_O, _STATE = "o as stored", "final state as stored"
+
 _WIDTH = 100
-_STATES = ("S at the start", "S_s", "S", "final state as stored")
+_STATES = ("S at the start", "S_s", "S", _STATE)
 _PAIRS = ("M", "L", "A_qk")
 #: What each program makes of its own block of value channels.
-_OF_BLOCKS = ("v", "U", "W S", "V_tilde", "o", "o as stored", *_STATES)
+_OF_BLOCKS = ("v", "U", "W S", "V_tilde", "o", _O, *_STATES)
 
 
 @dataclass(frozen=True)
@@ -185,31 +188,24 @@ def first_wrong_stage(wrong: Wrong) -> Staged:
 
 def _checks(wrong: Wrong, seen: Probed, steps: Steps) -> Iterator[StageCheck]:
     """Every stage that was probed, chunk by chunk, in the order in which they are made."""
-    stored = _stored(wrong, seen, steps)
+    values = seen.values | {_O: _stored_o(wrong, seen, steps)}
     some = np.asarray(seen.ran.any(-1))
-    chunks = seen.ran.shape[-1]
-    for chunk in range(chunks):
+    for chunk in range(seen.ran.shape[-1]):
         ran = seen.ran[..., chunk]
         if chunk == 0 and not some.all():
             yield _ran(GRID, chunk, some)
         if not ran[some].all():
             yield _ran(LOOP, chunk, ran | ~some)
         for stage in STEPS:
-            if stage == "final state as stored" and chunk < chunks - 1:
-                continue
-            got = stored.get(stage, seen.values.get(stage))
-            if got is None:
-                continue
-            expected, bound = steps.made(stage).value, steps.bound(stage)
-            if stage == "final state as stored":  # of the last chunk that was run
-                last = np.maximum(chunks - 1 - np.argmax(seen.ran[..., ::-1], axis=-1), 0)
-                at = last[..., None, None, None]
-                expected = np.take_along_axis(np.broadcast_to(expected, seen.ran.shape + got.shape[-2:]), at, 3)
-                one, its_bound, went = expected[:, :, :, 0], bound[:, :, :, 0], some
-                yield _check(stage, chunk, got[:, :, :, 0], one, its_bound, went)
-                continue
-            cut = (slice(None), slice(None), slice(None), chunk)
-            yield _check(stage, chunk, got[cut], expected[cut], bound[cut], ran)
+            if stage in values:
+                cut = (slice(None), slice(None), slice(None), chunk)
+                expected, bound = steps.made(stage).value, steps.bound(stage)
+                yield _check(stage, chunk, values[stage][cut], expected[cut], bound[cut], ran)
+    # The state of the last chunk that was run.
+    last = seen.ran.shape[-1] - 1 - np.argmax(seen.ran[..., ::-1], axis=-1)
+    state = np.take_along_axis(steps.made(_STATE).value, last[..., None, None, None], axis=3)[:, :, :, 0]
+    stored = _by_block(seen.outputs.final_state.astype(np.float32), seen.ran.shape[0])
+    yield _check(_STATE, seen.ran.shape[-1] - 1, stored, state, np.zeros(state.shape), some)
 
 
 def _check(
@@ -233,25 +229,18 @@ def _error(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return error
 
 
-def _stored(wrong: Wrong, seen: Probed, steps: Steps) -> dict[str, np.ndarray]:
-    """The outputs as the programs stored them: `[blocks, B, H, chunks, rows, columns]`, the state as of one chunk."""
-    sizes, tile = wrong.inputs.sizes, wrong.tile
-    blocks = seen.ran.shape[0]
-    chunks = seen.ran.shape[-1]
+def _stored_o(wrong: Wrong, seen: Probed, steps: Steps) -> np.ndarray:
+    """O as the programs stored it, `[blocks, B, H, chunks, C, block_DV]`; as it was made past N, where nothing is."""
+    N, C = wrong.inputs.sizes.N, wrong.tile.C
+    made = steps.made(_O).value
+    blocks, B, H, chunks = made.shape[:4]
+    padded = np.zeros((B, H, chunks * C, seen.outputs.o.shape[-1]), np.float32)
+    padded[:, :, :N] = heads_first(seen.outputs.o)
+    stored = _by_block(padded, blocks).reshape(made.shape)
+    past = (np.arange(chunks * C) >= N).reshape(chunks, C, 1)
+    return np.where(past, made, stored)
 
-    def by_block(array: np.ndarray) -> np.ndarray:
-        return np.moveaxis(array.reshape(*array.shape[:-1], blocks, -1), -2, 0)
 
-    with np.errstate(over="ignore"):
-        o = heads_first(seen.outputs.o).astype(np.float32)
-        state = seen.outputs.final_state.astype(np.float32)
-    padded = np.zeros((sizes.B, sizes.H, chunks * tile.C, sizes.DV), np.float32)
-    padded[:, :, : sizes.N] = o
-    cut = by_block(padded).reshape(blocks, sizes.B, sizes.H, chunks, tile.C, -1)
-    past = (np.arange(chunks * tile.C) >= sizes.N).reshape(chunks, tile.C, 1)
-    # Rows past N are stored nowhere.
-    as_made = np.broadcast_to(steps.made("o as stored").value, cut.shape)
-    return {
-        "o as stored": np.where(past, as_made, cut),
-        "final state as stored": by_block(state)[:, :, :, None],
-    }
+def _by_block(array: np.ndarray, blocks: int) -> np.ndarray:
+    """`[..., DV]` as `[blocks, ..., block_DV]`."""
+    return np.moveaxis(array.reshape(*array.shape[:-1], blocks, -1), -2, 0)
