@@ -8,7 +8,7 @@ from kda.case import Case
 from kda.diagnosis.layout import LONG, WIDTH, fitted
 
 SHORT = "v1,N=2,dtype=f32"
-LONGER = "v1,B=2,N=37,H=2,dtype=f32,edits=" + "/".join(f"k:0.{t}.1.3:0.2500{t}" for t in range(12))
+LONGER = "v1,B=2,N=37,H=2,dtype=f32,edits=" + "/".join(f"k:0.1.{t}.3:0.2500{t}" for t in range(12))
 
 
 def notes(line):
