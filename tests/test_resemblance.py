@@ -174,17 +174,17 @@ def test_the_case_that_failed_is_not_enough():
 
 
 class Nearly(Mirror):
-    """beta-dropped-from-U, and for one token a thousandth more."""
+    """beta-dropped-from-U, and for five tokens a thousandth more."""
 
     name = "nearly"
 
     def run(self, inputs, tile, target, memory=PLAIN):
         outputs = CATALOGUE["beta-dropped-from-U"].mutant("mirror").planted().run(inputs, tile, target)
-        return replace(outputs, o=outputs.o * (1.001 if inputs.sizes.N == 1 else 1.0))
+        return replace(outputs, o=outputs.o * (1.001 if inputs.sizes.N == 5 else 1.0))
 
 
 def test_much_nearer_than_what_is_right_is_not_enough():
-    like = found(Nearly(), A, "v1,DV=32,dtype=f32,edits=beta:0:0.5")
+    like = found(Nearly(), A, "v1,N=5,DV=32,dtype=f32,beta=constant:0.5")
     assert like.claimed is None
     assert 0 < like.nearest[0].distance < 0.1
 
@@ -233,6 +233,21 @@ def test_a_mistake_that_shows_nowhere_else_is_not_named():
     like = found(OnlyFiveTokens(), MIRROR, "v1,N=5,DV=32,dtype=f32,k=equal,beta=constant:0.7,v=gauss")
     assert like.claimed is None
     assert any(near.distance == 0 and near.agreed == 12 for near in like.nearest)
+
+
+class Short(Mirror):
+    """An output without its last token."""
+
+    name = "short"
+
+    def run(self, inputs, tile, target, memory=PLAIN):
+        outputs = super().run(inputs, tile, target)
+        return replace(outputs, o=outputs.o[:, :-1])
+
+
+def test_outputs_of_another_shape_look_like_nothing():
+    like = resemblance(*taken_for_wrong(Short(), Case.parse("v1,N=3,DV=32,dtype=f32")))
+    assert like.claimed is None
 
 
 def test_what_outputs_held_before_does_not_matter():
