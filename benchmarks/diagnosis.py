@@ -45,24 +45,26 @@ def main(
     ]
     plan = plan_catalogue("kernel", target, [seed], chosen)
 
-    def done(task: campaign.Task, rows: list[campaign.Row]) -> None:
-        print(f"{task.mutant.name}: {rows[0].said or rows[0].status}", file=sys.stderr, flush=True)
+    made: list[campaign.Row] = []
 
-    rows = campaign.run(plan.tasks, workers or len(os.sched_getaffinity(0)), each=done, work=measure)
-    made = [rows[task.mutant.name][0] for task in plan.tasks]
+    def done(task: campaign.Task, rows: list[campaign.Row]) -> None:
+        made.append(rows[0])
+        print(f"{task.mutant.name}: {rows[0].said or rows[0].status}", file=sys.stderr, flush=True)
+        if path is not None:  # as far as it came, should it be ended
+            write_whole(path, json.dumps([row.data() for row in made], indent=2) + "\n")
+        if reports is not None and isinstance(rows[0], Measured):
+            write_whole(reports / f"{task.mutant.name}.txt", rows[0].report + "\n")
+
+    campaign.run(plan.tasks, workers or len(os.sched_getaffinity(0)), each=done, work=measure)
+    made.sort(key=lambda row: list(CATALOGUE).index(row.name))
     measured = [row for row in made if isinstance(row, Measured)]
     console = Console(width=200)
     console.print(table_of(measured))
     for row in made:
         if not isinstance(row, Measured):
             console.print(f"{row.name}: {row.status}: {row.law or ''} {row.said}", markup=False)
-    for row in measured:
-        if reports is not None:
-            write_whole(reports / f"{row.name}.txt", row.report + "\n")
     if measured:
         print_totals(measured, len(made), console)
-    if path is not None:
-        write_whole(path, json.dumps([row.data() for row in made], indent=2) + "\n")
     good = all(row.right_stage and row.right_mistake and row.small and row.fits for row in measured)
     sys.exit(0 if good and len(measured) == len(made) else 1)
 

@@ -9,13 +9,12 @@ from small_project import ROOT
 from kda.case import Case
 from kda.diagnosis import reduce
 from kda.diagnosis.explicit import ZERO, active_tokens, case_of, cut_out, explicit, numbers
+from kda.diagnosis.measured import removals
 from kda.diagnosis.reduce import reduced
-from kda.diagnosis.smallest import removals, smallest
 from kda.formats import F16, F32
 from kda.implementations import Implementation
-from kda.mutation.campaign import SMALLEST_TILE, run
+from kda.mutation.campaign import SMALLEST_TILE
 from kda.mutation.catalogue import CATALOGUE
-from kda.mutation.plans import plan_catalogue
 from kda.problem import InputError, Outputs
 from kda.references import ref_A_fast
 from kda.suite.laws import Disagreement, Subject, load_laws
@@ -220,15 +219,6 @@ def test_alike_keys_become_one_channel(laws):
     found = reduction(laws["kernel.matches_reference_A"], mirror_with(mistake), line)
     assert {edit.index[-1] for edit in found.case.edits if edit.tensor in ("k", "v")} == {0}
     assert max(numbers(found.case.inputs()).values()) <= 22
-
-
-def test_known_mistakes_are_measured_in_processes():
-    """What the table of the catalogue is made of, on one entry that needs no compiler."""
-    (((row,),)) = run(plan_catalogue("mirror", "c", [1], ["beta-twice"]).tasks, 1, work=smallest).values()
-    assert row.takes_a_glance
-    assert (row.tokens, row.left, row.complete) == (1, 0, True)
-    assert row.numbers == {"q": 0, "k": 1, "v": 1, "g": 0, "beta": 1}
-    assert "gives a wrong final_state" in row.text
 
 
 # what must stay

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from kda.case import Case
-from kda.diagnosis.accuracy import Diagnosed, accuracy, diagnose, main, print_diagnosed
 from kda.diagnosis.described import described, tokens_in_words
 from kda.diagnosis.probes import PROBES, Unprobed, probed, with_probes
 from kda.diagnosis.stages import GRID, LOOP, first_wrong_stage
@@ -20,11 +19,10 @@ from kda.formats import F16, F32, format_named
 from kda.implementations import PLAIN, Implementation, implementation
 from kda.implementations.builtin import KdaChunk
 from kda.kernels import chunk
-from kda.mutation.campaign import SMALLEST_TILE, Search, laws
+from kda.mutation.campaign import SMALLEST_TILE, laws
 from kda.mutation.catalogue import CATALOGUE
 from kda.mutation.lowering import lowered, traced
 from kda.mutation.mutant import mutant
-from kda.mutation.plans import task_of
 from kda.mutation.rewrite import Edit
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, Tile
@@ -527,29 +525,3 @@ def test_every_entry_of_the_kernel_names_a_stage_or_has_a_reason_not_to():
         refused = mistake.law.startswith(("contract.", "gate_domain."))
         raises = mistake.name in ("inputs-overwritten", "kernel-cached-without-its-dtype")
         assert bool(mistake.stages) != bool(silent or refused or raises), mistake.name
-
-
-def test_the_accuracy_is_measured_in_processes_of_their_own(capsys):
-    from rich.console import Console
-
-    rows = accuracy("c", 1, ["scale-applied"])
-    ((row,),) = rows.values()
-    assert (row.stage, row.right, row.same_bits) == ("q e^gamma", True, True)
-    assert not replace(row, stage="W").right
-    assert not replace(row, stage=None).right
-    print_diagnosed({"scale-applied": [replace(row, stage="W")]}, Console(width=160))
-    printed = capsys.readouterr().out
-    assert "0 of 1 right; 1 name a stage" in printed
-
-
-def test_a_mutant_that_is_not_hunted_down_is_told(tmp_path):
-    task = replace(task_of(CATALOGUE["scale-applied"], "kernel", "c", (0,)), searches=(Search("no.law", "f32", 1),))
-    (row,) = diagnose(task, tmp_path, "w")
-    assert not isinstance(row, Diagnosed)
-    assert row.said == "KeyError: 'no.law'"
-
-
-def test_an_unknown_mutant_is_said(capsys):
-    with pytest.raises(SystemExit):
-        main(["no-such-mistake"])
-    assert "the catalogue has no 'no-such-mistake' for the kernel on c" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given
 
 from kda.case import Case
-from kda.diagnosis.explicit import active_tokens, numbers
+from kda.diagnosis.explicit import active_tokens, cut_out, numbers, token_of
+from kda.diagnosis.reduce import CLEAR, strength
 from kda.diagnosis.report import Report, understood
 from kda.diagnosis.script import script
 from kda.formats import format_named
@@ -31,7 +33,7 @@ from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
 from kda.suite.watch import Watch
 
-__all__ = ["NUMBERS", "REASONS", "TOKENS", "Measured", "measure"]
+__all__ = ["NUMBERS", "REASONS", "TOKENS", "Measured", "measure", "removals"]
 
 #: The most tokens, and numbers of one tensor, that are not zero in a failure that a person takes in at a glance.
 TOKENS, NUMBERS = 2, 4
@@ -53,17 +55,19 @@ REASONS = {
 class Measured(Row):
     """The row of a mutant, and what its report is worth.
 
-    stage: the first wrong one, "" where none was named; mistakes: those it was said to look like. tokens, numbers: not
-    zero in the reduced case, numbers by tensor; complete: nothing more can go. lines, width: of the report; scripted:
-    the exit status of the script with the mistake, and with the kernel as it is. reporting: seconds from the first
+    stage: the first wrong one, "" where none was named; mistakes: those it was said to look like. same_bits: the probes
+    changed none of the kernel's. tokens, numbers: not zero in the reduced case, numbers by tensor; left: removals of
+    one number, token or sequence that fail as clearly (none where the case is as small as it gets). lines, width: of
+    the report; scripted: the exit status of the script with the mistake, and without. reporting: seconds from the first
     failing example to the finished report. race: it does not fail every time.
     """
 
     stage: str = ""
     mistakes: tuple[str, ...] = ()
+    same_bits: bool = True
+    left: int = 0
     tokens: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
-    complete: bool = True
     lines: int = 0
     width: int = 0
     scripted: tuple[int, int] = (0, 0)
@@ -87,7 +91,7 @@ class Measured(Row):
     def small(self) -> bool:
         """Whether its case is within TOKENS and NUMBERS, or is known to need more."""
         few = self.tokens <= TOKENS and max(self.numbers.values(), default=0) <= NUMBERS
-        return few or (self.complete and self.name in REASONS)
+        return self.race or few or (not self.left and self.name in REASONS)
 
     @property
     def fits(self) -> bool:
@@ -156,7 +160,8 @@ def _row(
         mistakes=tuple(named),
         tokens=active_tokens(inputs),
         numbers=numbers(inputs),
-        complete=report.complete,
+        left=_left(report, subject),
+        same_bits=report.staged is None or report.staged.same_bits,
         lines=len(report.lines),
         width=max(map(len, report.lines)),
         scripted=_scripted(task, text, folder),
@@ -174,7 +179,37 @@ def _scripted(task: Task, text: str, folder: Path) -> tuple[int, int]:
     (folder / "planted.py").write_text(
         f"from kda.mutation.mutant import Mutant\n\nmutant = {task.mutant!r}.planted()\n", "utf-8"
     )
-    of = [f"{folder / 'planted.py'}:mutant", "kda_chunk"]
+    of = [f"{folder / 'planted.py'}:mutant", task.mutant.implementation]
     command = [sys.executable, str(folder / "repro.py")]
     runs = [subprocess.run([*command, address], capture_output=True, timeout=300, check=False) for address in of]
     return runs[0].returncode, runs[1].returncode
+
+
+def _left(report: Report, subject: Subject) -> int:
+    """How many single removals still fail with the same exception, and as clearly."""
+    law, error = report.seen.law, report.error
+    return sum(
+        type(raised) is type(error) and strength(raised) >= min(CLEAR, strength(error))
+        for raised in (_raised(law, subject, candidate) for candidate in removals(report.seen.case))
+        if raised is not None
+    )
+
+
+def _raised(law: Law, subject: Subject, case: Case) -> Exception | None:
+    if law.excludes(subject, case) is None:
+        try:
+            law.holds_for(subject, case, Record(law.name, subject.id))
+        except Exception as error:
+            return error
+    return None
+
+
+def removals(case: Case) -> Iterator[Case]:
+    """`case` without one number, without the numbers of one token, and without one token, batch or head."""
+    for edit in case.edits:
+        yield case.replace(edits=tuple(other for other in case.edits if other != edit))
+    for token in sorted({t for edit in case.edits if (t := token_of(edit)) is not None}):
+        yield case.replace(edits=tuple(edit for edit in case.edits if token_of(edit) != token))
+    for axis in ("N", "B", "H"):
+        for index in range(getattr(case, axis) if getattr(case, axis) > 1 else 0):
+            yield cut_out(case, axis, index, index + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,7 @@ class Report:
     """What is known of one failure.
 
     lines: the screen; error: what the law raised; seen: the case under the law once more; wrong, staged: its run that
-    is wrong by itself, and what the probes of the kernel saw there; like: the mistake it looks like. complete: the case
-    is as small as it gets.
+    is wrong by itself, and what the probes of the kernel saw there; like: the mistake it looks like.
     """
 
     lines: list[str]
@@ -41,7 +40,6 @@ class Report:
     wrong: Wrong | None = None
     staged: Staged | None = None
     like: Resemblance | None = None
-    complete: bool = False
 
     def write_page(self, folder: Path) -> Path:
         """Write a page with pictures into `folder`, and say where."""
@@ -65,8 +63,7 @@ def understood(
         if not shrink:
             return reported(law, subject, found.case, found.error, root, watch)
         smallest = reduced(law, subject, found.case, found.error, watch=watch)
-        report = reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
-        return replace(report, complete=smallest.complete)
+        return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
 
 
 def reported(

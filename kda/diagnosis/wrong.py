@@ -80,7 +80,11 @@ def recording(implementation: Implementation, keep: Callable[[Run], object]) -> 
         keep(Run(inputs, tile, memory, outputs))
         return outputs
 
-    made.run = run
+    def unchecked() -> Implementation | None:
+        bold = implementation.unchecked()
+        return None if bold is None else recording(bold, keep)
+
+    made.run, made.unchecked = run, unchecked
     return made
 
 
@@ -101,23 +105,34 @@ def wrong_run(examined: Examined) -> Wrong | None:
 
     Laws feed an implementation many inputs made from one case; this finds those on which it is wrong by itself.
     """
-    subject = examined.subject
-    done = [(run, run.outcome) for run in examined.runs if isinstance(run.outcome, Outputs)]
-    for run, got in done:
-        judged = _of_its_dtype(subject, run).judge(run.inputs, run.tile)
+    done = [
+        (_of_its_dtype(examined.subject, run), run, run.outcome)
+        for run in examined.runs
+        if isinstance(run.outcome, Outputs) and _takes(run.inputs)
+    ]
+    for subject, run, got in done:
+        judged = subject.judge(run.inputs, run.tile)
         if _outside(got, judged.outputs, judged.budget):
-            return Wrong(_of_its_dtype(subject, run), run, got, judged.outputs, judged.budget, "reference A")
-    if not subject.implementation.mirrored:
-        return None
-    for run, got in done:
-        of = _of_its_dtype(subject, run)
-        mirror = of.judge_mirror(run.inputs, run.tile)
+            return Wrong(subject, run, got, judged.outputs, judged.budget, "reference A")
+    for subject, run, got in done:
+        if not subject.implementation.mirrored:
+            continue
+        mirror = subject.judge_mirror(run.inputs, run.tile)
         budget = mirror.budget
-        if of.implementation.exact_mirror(of.target, of.dtype):
+        if subject.implementation.exact_mirror(subject.target, subject.dtype):
             budget = Budget(np.zeros_like(budget.o), np.zeros_like(budget.final_state))
         if _outside(got, mirror.outputs, budget):
-            return Wrong(of, run, got, mirror.outputs, budget, "its mirror")
+            return Wrong(subject, run, got, mirror.outputs, budget, "its mirror")
     return None
+
+
+def _takes(inputs: Inputs) -> bool:
+    """Whether anything can be expected of `inputs`: what must be refused has no right outputs."""
+    try:
+        inputs.check()
+    except InputError:
+        return False
+    return True
 
 
 def _of_its_dtype(subject: Subject, run: Run) -> Subject:
