@@ -14,7 +14,7 @@ from kda.diagnosis.layout import INDENT, fitted
 from kda.diagnosis.picture import picture
 from kda.diagnosis.reduce import reduced
 from kda.diagnosis.resemblance import Resemblance, resemblance
-from kda.diagnosis.stages import Staged, first_wrong_stage
+from kda.diagnosis.stages import ORDER, Staged, first_wrong_stage
 from kda.diagnosis.wrong import Examined, Wrong, examined, wrong_run
 from kda.suite.failure import explain
 from kda.suite.laws import Disagreement, Law, Subject
@@ -63,7 +63,8 @@ def understood(
         if not shrink:
             return reported(law, subject, found.case, found.error, root, watch)
         smallest = reduced(law, subject, found.case, found.error, watch=watch)
-        return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said)
+        before = (law, found.case) if smallest.case != found.case else None
+        return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said, before)
 
 
 def reported(
@@ -74,14 +75,20 @@ def reported(
     root: Path,
     watch: Watch | None = None,
     said: str = "",
+    before: tuple[Law, Case] | None = None,
 ) -> Report:
-    """The report of one case that `law` does not hold for, as it is. said: on how it was found."""
+    """The report of one case that `law` does not hold for, as it is.
+
+    said: on how it was found. before: what it was before it was reduced, and the law that it was found by.
+    """
     if watch is not None:
         watch.begin("while it was being looked into")
     try:
         seen = examined(law, subject, case)
         wrong = wrong_run(seen)
         staged, stages = _stages(wrong)
+        if staged is not None and before is not None:
+            staged, stages = _earlier(staged, stages, subject, *before)
         like, mistake = _likeness(seen, wrong)
         sections = [_cells(error, wrong), stages, mistake]
     finally:
@@ -134,6 +141,20 @@ def _stages(wrong: Wrong | None) -> tuple[Staged | None, list[str]]:
     except Exception as error:
         return None, [_failed("the first wrong stage", error)]
     return staged, staged.lines()
+
+
+def _earlier(staged: Staged, lines: list[str], subject: Subject, law: Law, case: Case) -> tuple[Staged, list[str]]:
+    """The first wrong stage before the case was reduced, where that is an earlier one: zeros look right anywhere."""
+    try:
+        wrong = wrong_run(examined(law, subject, case))
+        other = first_wrong_stage(wrong) if wrong is not None else staged
+    except Exception:  # of what was seen already, one is enough
+        return staged, lines
+    if other.stage is None or (staged.stage is not None and ORDER.index(staged.stage) <= ORDER.index(other.stage)):
+        return staged, lines
+    at = f"(before it was reduced, on {case}; in the case above, "
+    at += f"{staged.stage} is the first: what comes before it is zero there)" if staged.stage else "none is wrong)"
+    return other, [*other.lines(), at]
 
 
 def _likeness(seen: Examined, wrong: Wrong | None) -> tuple[Resemblance | None, list[str]]:

@@ -18,13 +18,16 @@ from kda.diagnosis.steps import STEPS, Steps
 from kda.diagnosis.wrong import Wrong
 from kda.references._layout import heads_first
 
-__all__ = ["GRID", "LOOP", "At", "StageCheck", "Staged", "first_wrong_stage"]
+__all__ = ["GRID", "LOOP", "ORDER", "At", "StageCheck", "Staged", "first_wrong_stage"]
 
 #: Programs that never ran, and chunks that no program went through: wrong before anything is loaded.
 GRID, LOOP = "grid", "loop over chunks"
 
 #: The outputs, which need no probe.
 _O, _STATE = "o as stored", "final state as stored"
+
+#: Everything that can be wrong first, in order.
+ORDER = (GRID, LOOP, *STEPS)
 
 _WIDTH = 100
 _STATES = ("S at the start", "S_s", "S", _STATE)
