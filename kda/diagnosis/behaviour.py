@@ -26,7 +26,8 @@ from kda.support import TileChoice
 
 __all__ = ["Behaviour", "behaviour", "likely", "signatures"]
 
-COMPUTED, REFUSED = "computed", "refused"
+#: What comes of a call. What a launch lets through and its kernel cannot take fails, in another way on each target.
+COMPUTED, REFUSED, FAILED = "computed", "refused", "failed"
 SAME, DIFFERS = "the same bits", "other bits"
 RIGHT, WRONG = "within the budget", "outside the budget"
 
@@ -79,11 +80,11 @@ def signatures(choice: TileChoice) -> dict[str, dict[str, str]]:
     fits = {"v": "BNH", "g": "BNH", "beta": "BNH", "initial_state": "BH"}
     stuck = {"g": ("DK",), "initial_state": ("DK", "DV")}
     longer = {_longer(name, axis): COMPUTED for name, axes in fits.items() for axis in axes}
-    longer |= {_longer(name, axis): "ValueError" for name, axes in stuck.items() for axis in axes}
+    longer |= {_longer(name, axis): FAILED for name, axes in stuck.items() for axis in axes}
     return {
         "inputs-overwritten": overwritten,
         "strides-assumed": {"strided views": DIFFERS},
-        "kernel-cached-without-its-dtype": {"another format in between": "ValueError"},
+        "kernel-cached-without-its-dtype": {"another format in between": FAILED},
         "no-state-is-any-state": {"no state, other outputs before": DIFFERS},
         "gate-domain-unchecked": dict.fromkeys([*every, *places], COMPUTED),
         "gate-domain-too-wide": dict.fromkeys([_depth(1.001), _depth(1.09)], COMPUTED),
@@ -240,6 +241,6 @@ def _outcome(attempt: Callable[[], object]) -> str:
     except MemoryViolation as violation:
         changed = re.match(r"the input (\w+) was changed in (\d+) elements, .*: (\S+), was", str(violation))
         return "{} changed in {} elements, first to {}".format(*changed.groups()) if changed else "MemoryViolation"
-    except Exception as error:
-        return type(error).__name__
+    except Exception:
+        return FAILED
     return made if isinstance(made, str) else COMPUTED

@@ -21,22 +21,19 @@ from hypothesis import HealthCheck, Phase, given
 
 from kda.case import Case
 from kda.diagnosis.explicit import active_tokens, cut_out, numbers, token_of
-from kda.diagnosis.reduce import CLEAR, strength
+from kda.diagnosis.reduce import CLEAR, NUMBERS, TOKENS, strength
 from kda.diagnosis.report import Report, understood
 from kda.diagnosis.script import script
 from kda.formats import format_named
 from kda.kernels import compile as compiling
-from kda.mutation.campaign import CASE_SECONDS, KILLED, SURVIVED, Row, Task, laws
+from kda.mutation.campaign import CASE_SECONDS, CRASH, KILLED, SURVIVED, Row, Task, laws
 from kda.mutation.catalogue import CATALOGUE
 from kda.suite.finding import find
 from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
-from kda.suite.watch import Watch
+from kda.suite.watch import GpuLost, Watch
 
-__all__ = ["NUMBERS", "REASONS", "TOKENS", "Measured", "measure", "removals"]
-
-#: The most tokens, and numbers of one tensor, that are not zero in a failure that a person takes in at a glance.
-TOKENS, NUMBERS = 2, 4
+__all__ = ["REASONS", "Measured", "measure", "removals"]
 
 #: Why a mistake needs more than that.
 REASONS = {
@@ -132,7 +129,10 @@ def measure(task: Task, folder: Path, worker: str) -> list[Row]:
 
         look()
 
-    found = find(law.failing_to(lambda case, error: failed.append(time.perf_counter())), subject, searching, watch)
+    try:
+        found = find(law.failing_to(lambda case, error: failed.append(time.perf_counter())), subject, searching, watch)
+    except GpuLost as error:  # and with it this process; pytest tells the case
+        return [Row(task.mutant.name, KILLED, CRASH, record.cases, said=str(error).partition("\n")[0])]
     if found is None:
         return [Row(task.mutant.name, SURVIVED, None, record.cases)]
     report = understood(law, subject, found, folder, watch)

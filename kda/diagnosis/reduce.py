@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import copysign, frexp, isfinite, ldexp
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,10 @@ __all__ = ["CLEAR", "PLAIN_LAWS", "Reduced", "reduced", "strength"]
 #: The laws that take any case, by what a wrong run was found wrong against.
 PLAIN_LAWS = {"reference A": "kernel.matches_reference_A", "its mirror": "kernel.matches_its_mirror"}
 
+#: The most tokens, and numbers of one tensor, that are not zero in a failure that a person takes in at a glance.
+TOKENS, NUMBERS = 2, 4
+#: Other numbers that are tried where there are more of them.
+OTHERS = 60
 #: Cases that are tried at most, the clock aside: five times what any entry of the catalogue takes.
 MOST = 2000
 #: A tensor with more numbers than this is not written out: each is an edit, and an edit costs 15 us a try.
@@ -226,7 +231,7 @@ class _Search:
             if self.case == before and tiles:
                 tiles.pop()()
                 continue
-            if self.case == before:
+            if self.case == before and not (self._at_half_strength() or self._other_numbers()):
                 self.complete = not self.over
                 return
 
@@ -317,6 +322,27 @@ class _Search:
         for source in tokens:
             any(self._take(_joined, {source}, goal) for goal in tokens if goal != source)
 
+    def _at_half_strength(self) -> bool:
+        """One token less, and every beta 0.5: what betas of 0 and 1 need three tokens for, two may show."""
+        tokens = sorted({t for edit in self.case.edits if (t := token_of(edit)) is not None})
+        return len(tokens) > TOKENS and any(self._take(_halved, gone) for gone in tokens)
+
+    def _other_numbers(self) -> bool:
+        """One number less of a tensor that has many, and the others anew: a rounding error needs some, not these."""
+        random = Random(0)
+        for tensor in ("k", "v", "q", "g", "beta", "state"):
+            many = [number for number, edit in enumerate(self.case.edits) if edit.tensor == tensor]
+            if len(many) <= NUMBERS:
+                continue
+            for n in range(OTHERS):
+                gone = self.case.edits[many[n % len(many)]]
+                # As many bits as float16 holds: fewer would not be rounded.
+                sign = -1.0 if tensor == "g" else 1.0
+                anew = {number: sign * random.randrange(1025, 2048) / 2048 for number in many}
+                if self._take(_without_one, gone, anew):
+                    return True
+        return False
+
     def _first_channels(self) -> None:
         """The same numbers in the first key channels, and in the first value channels."""
         for axis in ("DK", "DV"):
@@ -402,6 +428,19 @@ def _by(edits: Iterable[Edit], place: Callable[[Edit], int | None], tensor: str 
 
 def _set(case: Case, values: dict[int, float]) -> Case:
     return case.replace(edits=tuple(replace(e, value=values.get(i, e.value)) for i, e in enumerate(case.edits)))
+
+
+def _without_one(case: Case, gone: Edit, values: dict[int, float]) -> Case:
+    made = _set(case, values)
+    edits = (new for new, old in zip(made.edits, case.edits, strict=True) if old is not gone)
+    return made.replace(edits=tuple(edits))
+
+
+def _halved(case: Case, gone: int) -> Case:
+    """The case without token `gone`, and with a beta of 0.5 at every other that has a key."""
+    edits = [edit for edit in case.edits if edit.tensor != "beta" and token_of(edit) != gone]
+    places = dict.fromkeys(edit.index[:-1] for edit in edits if edit.tensor == "k")
+    return _with(case, "beta", "zero").replace(edits=(*edits, *(Edit("beta", at, 0.5) for at in places)))
 
 
 def _moved(edit: Edit, axis: str, to: int) -> Edit:

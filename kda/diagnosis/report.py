@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "reported", "understood"]
 
+#: Characters of a case line that a report has room for.
+LONGEST = 400
+
 
 @dataclass(frozen=True)
 class Report:
@@ -63,6 +66,8 @@ def understood(
         if not shrink:
             return reported(law, subject, found.case, found.error, root, watch)
         smallest = reduced(law, subject, found.case, found.error, watch=watch)
+        if len(str(smallest.case)) > max(LONGEST, len(str(found.case))):  # cut short: the kinds say more in less
+            return reported(law, subject, found.case, found.error, root, watch)
         before = (law, found.case) if smallest.case != found.case else None
         return reported(smallest.law, subject, smallest.case, smallest.error, root, watch, smallest.said, before)
 
