@@ -20,7 +20,7 @@ from kda.diagnosis.further import further_cases
 from kda.diagnosis.wrong import Examined, Wrong
 from kda.mutation.catalogue import Mistake
 from kda.numerics.budget import Budget, Judged
-from kda.numerics.compare import compare
+from kda.numerics.compare import all_finite, compare
 from kda.problem import Inputs, Outputs, Tile
 from kda.suite.laws import Subject
 from kda.support import TileChoice
@@ -209,7 +209,9 @@ def _compared(candidate: Candidate, one: _One) -> _Compared | None:
         return None
     distance = _distance(one.got, would) / _distance(one.got, one.right.outputs)
     same = one.got.equals(would)
-    return _Compared(candidate, distance, same or _closer(one.got, would, one.right), same)
+    # How far infinities spread hangs on rows past N, which the mirror does not have: the further cases decide.
+    overflows = not (all_finite(one.got) or all_finite(would)) and all_finite(one.right.outputs)
+    return _Compared(candidate, distance, same or overflows or _closer(one.got, would, one.right), same)
 
 
 def _go_further(made: _Compared, further: Sequence[_One]) -> None:
