@@ -115,6 +115,14 @@ class Unsteady(Right):
         return outputs
 
 
+class Falls(Wrong):
+    # Wrong, and while that is being made smaller its process dies.
+
+    def misbehave(self, inputs):
+        if not inputs.v.any():
+            ctypes.string_at(0)
+
+
 class Races(Right):
     # One run in three, one element of the last token of the second chunk.
     runs = 0

@@ -89,6 +89,18 @@ def test_a_kernel_that_kills_every_worker_does_not_end_the_run(tmp_path):
     assert result.text.count("its process died (signal 11)") == 3  # three are made smaller
 
 
+def test_a_death_while_a_failure_is_looked_into_hides_neither(tmp_path):
+    project = Project.make(tmp_path)
+    result = project.pytest("-n", "1", "-k", "matches", "--hypothesis-seed=1", impl="Falls")
+    assert "1 failed" in result.text
+    failure = result.text[result.text.index("the process ended") :]
+    assert "its process died (signal 11)" in failure
+    found, died = (Case.parse(line) for line in re.findall(r"^case:  (.*)$", failure, re.M))
+    assert re.search(r"^o: error 0\.5 in the row", failure, re.M)  # what it had failed with
+    assert found.v.name != "zeros"
+    assert died.v.name == "zeros"
+
+
 def test_what_stands_is_on_disk_beside_what_is_under_way(tmp_path):
     watch = Watch(tmp_path, "gw0", 0)
     with watch.standing("law:   a.b\ncase:  v1,N=9"):

@@ -13,7 +13,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from kda.case import Case
-from kda.diagnosis.layout import fitted
+from kda.diagnosis.layout import fitted, fitted_notes
 from kda.implementations import Implementation
 from kda.kernels import compile as compiling
 from kda.mutation.campaign import server
@@ -95,7 +95,7 @@ def retold(question: Question, text: str, shrink: bool = True) -> list[str]:
     cases = [line.split()[1] for line in lines if line.startswith("case: ")]
     laws = [line.split()[1].rstrip(":") for line in lines if line.startswith("law: ")]
     if not cases or not laws:
-        return lines
+        return fitted_notes(text)
     # Where a failure was being made smaller, the last case is the one that ended it.
     question, line = replace(question, law=laws[-1]), cases[-1]
     death = death_of(question, Case.parse(line))

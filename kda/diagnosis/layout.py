@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-__all__ = ["INDENT", "WIDTH", "fitted"]
+__all__ = ["INDENT", "WIDTH", "fitted", "fitted_notes"]
 
 #: Columns of a report, and of a case line that the commands can hold.
 WIDTH, LONG = 100, 70
@@ -22,11 +22,18 @@ def fitted(lines: list[str], line: str) -> list[str]:
         return [piece for text in lines for piece in _pieces(text)]
     fitted: list[str] = []
     for text in lines:
-        if text.startswith("case: "):
+        if text.startswith("case: ") and text.split()[1] == line:
             fitted += _variable(line)
         elif not text.startswith("guard: "):
             fitted += _pieces(text.replace(line, "$LINE"))
     return fitted
+
+
+def fitted_notes(text: str) -> list[str]:
+    """`fitted`, for what a watch kept: the notes of a law, about the last case in them."""
+    lines = text.splitlines()
+    cases = [line.split()[1] for line in lines if line.startswith("case: ")]
+    return fitted(lines, cases[-1]) if cases else lines
 
 
 def _variable(line: str) -> Iterator[str]:

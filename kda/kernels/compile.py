@@ -71,7 +71,8 @@ def tilelang() -> Any:
     os.environ.setdefault("TILELANG_CACHE_DIR", str(cache_dir() / "tilelang"))
     import tilelang
 
-    logging.getLogger("tilelang").setLevel(logging.ERROR)  # it warns of every kernel that is asked for twice
+    for name in ("tilelang", "tilelang.cache.kernel_cache"):  # which warns of every kernel that is asked for twice
+        logging.getLogger(name).setLevel(logging.ERROR)
     return tilelang
 
 

@@ -445,8 +445,10 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     under_way = last_case(_folder(sched.config), node.gateway.id) if node is not None else None
     if under_way is None:
         return
-    lines = under_way.splitlines()
+    from kda.diagnosis.layout import fitted_notes
+
     plan = sched.config.stash[_PLAN]
+    lines = fitted_notes(under_way)
     if not plan.brief and plan.deaths < DEATHS:
         from kda.diagnosis.death import Question, retold
 
