@@ -419,7 +419,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             if shown.reprcrash is not None:
                 shown.reprcrash.message = lines[0]
             report.longrepr = shown
+            report.sections = [(name, text) for name, printed in report.sections if (text := _own(printed))]
     return report
+
+
+def _own(printed: str) -> str:
+    """What a kernel printed, without Hypothesis' way to find a failure again: the case line is ours."""
+    return "".join(line for line in printed.splitlines(keepends=True) if "@seed(" not in line)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
