@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kda.case import Case
 from kda.diagnosis import race
-from kda.diagnosis.layout import INDENT, fitted
+from kda.diagnosis.layout import fitted
 from kda.diagnosis.picture import picture
 from kda.diagnosis.reduce import reduced
 from kda.diagnosis.resemblance import Resemblance, resemblance
@@ -62,7 +62,7 @@ def understood(
     standing = "\n".join([_headline(found.error), *law.notes(subject, str(found.case))])
     with watch.standing(standing) if watch is not None else nullcontext():
         if not found.steady:
-            return _of_a_race(law, subject, *race.measured(law, subject, found, watch, shrink), root)
+            return _of_a_race(law, subject, *race.measured(law, subject, found, watch, shrink), root, watch)
         if not shrink:
             return reported(law, subject, found.case, found.error, root, watch)
         smallest = reduced(law, subject, found.case, found.error, watch=watch)
@@ -105,14 +105,26 @@ def reported(
     return Report(fitted([*lines, "", *notes[2:]], str(case)), error, seen, wrong, staged, like)
 
 
-def _of_a_race(law: Law, subject: Subject, case: Case, repeats: race.Repeats, root: Path) -> Report:
+def _of_a_race(
+    law: Law, subject: Subject, case: Case, repeats: race.Repeats, root: Path, watch: Watch | None = None
+) -> Report:
     assert repeats.error is not None
+    if watch is not None:
+        watch.begin("while one run of a race was being looked into")
+    try:
+        seen = examined(law, subject, case)
+        wrong = wrong_run(seen)
+        staged, stages = _stages(wrong)
+    finally:
+        if watch is not None:
+            watch.end()
     first, *others = repeats.lines()
     # One run may hold; `kda diagnose` makes many.
     notes = [note.replace("kda check ", "kda diagnose ") for note in law.notes(subject, str(case))]
-    lines = [first, *notes[:2], *(f"{INDENT}{line}" for line in others), *_explained(repeats.error, root)]
-    seen = Examined(law, subject, case, (), repeats.error)
-    return Report(fitted([*lines, "", *notes[2:]], str(case)), repeats.error, seen)
+    lines = [first, *notes[:2], *others, *_explained(repeats.error, root)]
+    if staged is not None and staged.stage is not None:
+        lines += ["", "in one more run, with probes in the kernel, which may change who waits for whom:", *stages]
+    return Report(fitted([*lines, "", *notes[2:]], str(case)), repeats.error, seen, wrong, staged)
 
 
 def _explained(error: Exception, root: Path) -> list[str]:

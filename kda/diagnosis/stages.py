@@ -122,7 +122,11 @@ class Staged:
 
     @property
     def _notes(self) -> list[str]:
-        notes = [] if self.same_bits else ["with probes it gives OTHER BITS than without: read this with care"]
+        notes = (
+            []
+            if self.same_bits
+            else ["with probes it gives OTHER BITS (a race, or memory read before it is written?): read this with care"]
+        )
         notes += [f"wrong by their own step too: {', '.join(self.also)}"] if self.also else []
         notes += [f"not probed: {', '.join(self.missing)}"] if self.missing else []
         return [_short("; ".join(notes))] if notes else []
