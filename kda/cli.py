@@ -447,7 +447,6 @@ _MEANING = {
     "num_stages": "depth of the software pipeline over chunks",
     "seed": "shared by all random kinds",
 }
-_AXES = {"B": "batch", "H": "head", "N": "token", "DK": "channel", "DV": "value channel"}
 
 
 def _fields(case: Case) -> Iterator[tuple[str, str, str, str]]:
@@ -461,7 +460,9 @@ def _fields(case: Case) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _place(edit: Edit) -> str:
-    at = ", ".join(f"{_AXES[axis]} {i}" for axis, i in zip(edit.axes, edit.index, strict=True))
+    from kda.problem import AXIS_WORDS
+
+    at = ", ".join(f"{AXIS_WORDS[axis]} {i}" for axis, i in zip(edit.axes, edit.index, strict=True))
     return at if "B" in edit.axes else f"{at}, in every batch and head"
 
 

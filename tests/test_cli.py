@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -349,3 +350,60 @@ def test_reading_a_line_starts_at_once(project):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# Diagnosing
+
+
+def diagnosed(line, impl, *words):
+    return kda("diagnose", line, "--property", "small.matches", "--impl", f"subjects.py:{impl}", *words)
+
+
+LARGE = "v1,N=9,H=2,C=4,dtype=f32,v=gauss"
+
+
+def test_a_failure_is_looked_into_on_demand(project):
+    result = diagnosed(LARGE, "Wrong")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("o: error")
+    assert f"case:  {Case.parse(LARGE)}" in lines  # as it was given
+    assert "o: 1 of 9 tokens wrong" in result.stdout
+    assert any(line.startswith("looks like no known mistake") for line in lines)
+    assert any(line.startswith("rerun: kda check v1,N=9,") for line in lines)
+
+
+def test_a_failure_may_be_made_smaller_on_demand(project):
+    (line,) = re.findall(r"^case:  (.*)$", diagnosed(LARGE, "Wrong", "--shrink").stdout, re.M)
+    case = Case.parse(line)
+    assert (case.N, case.H, case.v.name) == (5, 1, "zeros")
+
+
+def test_what_holds_is_run_many_times(project):
+    result = diagnosed(LARGE, "Right")
+    assert result.exit_code == 0
+    assert result.stdout == "small.matches on right-c-f32: holds, 30 times\n"
+
+
+def test_a_race_is_diagnosed(project):
+    result = diagnosed(LARGE, "Races")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("race: the same inputs give different results")
+    assert f"rerun: kda diagnose {Case.parse(LARGE)} " in result.stdout
+
+
+def test_what_dies_is_diagnosed_from_outside(project):
+    result = diagnosed(LARGE, "Crashes")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("its process died (signal 11)\n")
+    assert f"case:  {Case.parse(LARGE)}\n" in result.stdout
+
+
+def test_a_page_is_written_where_it_is_asked_for(project):
+    result = diagnosed(LARGE, "Wrong", "--html", "pages")
+    (page,) = (project.folder / "pages").iterdir()
+    assert f"page:  pages/{page.name}\n" in result.stdout
+
+
+def test_a_law_that_cannot_be_asked_is_said(project):
+    assert "small.matches cannot be asked; right-c-f32: dtype is f64" in refused(diagnosed("v1,dtype=f64", "Right"))

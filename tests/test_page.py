@@ -309,7 +309,7 @@ def test_from_a_law_that_a_wrong_run_breaks():
     done, made = of(agrees)
     assert (made.law, made.sentence, made.subject) == ("small.agrees", "They agree", "mirror-c-f32")
     assert made.against == "reference A"
-    assert [word for word, _ in made.commands] == ["rerun", "keep"]
+    assert [word for word, _ in made.commands] == ["rerun", "write", "keep"]
     assert all(command.startswith("kda ") for _, command in made.commands)
     assert made.report == str(done.error).splitlines()
     assert "worst in o batch 0, token 3, head 0" in text(page(made))

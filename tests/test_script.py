@@ -22,6 +22,7 @@ from kda.mutation.campaign import SMALLEST_TILE
 from kda.suite.laws import Subject, load_laws
 
 SUBJECTS = '''
+import ctypes
 import itertools
 
 import numpy as np
@@ -74,6 +75,19 @@ class LeavesOut(Right):
         held = o[:, -1].clone()
         super().call(tensors, tile, o, final_state)
         o[:, -1] = held
+
+
+class Dies(Right):
+    def call(self, tensors, tile, o, final_state):
+        ctypes.string_at(0)
+
+
+class Sways(Right):
+    runs = itertools.count()
+
+    def after(self, tensors, o, final_state):
+        if next(self.runs) % 3 == 0:
+            o += 1.0
 
 
 class Races(Right):
@@ -443,7 +457,15 @@ def test_a_law_that_is_not_there_is_said(subjects):
     assert "no property is called 'kernel.is_fast'" in result.stderr
 
 
-def test_what_crashed_is_written_unseen(subjects):
-    result = repro("v1,N=3,dtype=f32", "--impl", named("Right"), "--ended", "crashed")
+def test_what_ends_its_process_is_written_unseen(subjects, tmp_path):
+    result = repro("v1,N=3,dtype=f32", "--impl", named("Dies"))
     assert result.exit_code == 0
-    assert result.stdout.startswith('"""subjects.py:Right on c crashed')
+    assert result.stdout.startswith('"""subjects.py:Dies on c crashed')
+    assert "case:    v1,N=3,dtype=f32" in result.stderr
+
+
+def test_what_does_not_repeat_is_run_many_times(subjects):
+    result = repro("v1,N=3,dtype=f32", "--impl", named("Sways"))
+    assert result.exit_code == 0
+    assert "gives other bits on another run" in result.stdout
+    assert re.search(r"note:    race: .* fails in \d+ of \d+ runs", result.stderr)

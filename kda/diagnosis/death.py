@@ -45,7 +45,10 @@ class Question:
     @classmethod
     def of(cls, folder: Path, chosen: Implementation, target: str, law: str = "") -> Question:
         """The question that `law`, of those in `folder`, asks about an implementation."""
-        return cls(folder, chosen.address or chosen.name, target, not chosen.checks_domain, law)
+        # Absolute, for the process that answers may stand in another folder.
+        place, colon, name = (chosen.address or chosen.name).rpartition(":")
+        address = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else f"{place}{colon}{name}"
+        return cls(folder.resolve(), address, target, not chosen.checks_domain, law)
 
 
 @dataclass(frozen=True)
