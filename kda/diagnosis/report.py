@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,9 +86,7 @@ def reported(
 
     said: on how it was found. before: what it was before it was reduced, and the law that it was found by.
     """
-    if watch is not None:
-        watch.begin("while it was being looked into")
-    try:
+    with _watched(watch):
         seen = examined(law, subject, case)
         wrong = wrong_run(seen)
         staged, stages = _stages(wrong)
@@ -96,28 +94,32 @@ def reported(
             staged, stages = _earlier(staged, stages, subject, *before)
         like, mistake = _likeness(seen, wrong)
         sections = [_cells(error, wrong), stages, mistake]
-    finally:
-        if watch is not None:
-            watch.end()
     notes = law.notes(subject, str(case))
     lines = [*_explained(error, root), *notes[:2], *([said] if said else ())]
     lines += [line for section in sections if section for line in ("", *section)]
     return Report(fitted([*lines, "", *notes[2:]], str(case)), error, seen, wrong, staged, like)
 
 
+@contextmanager
+def _watched(watch: Watch | None) -> Iterator[None]:
+    """Runs that no law announces: what stands says what they are about."""
+    if watch is not None:
+        watch.begin("while it was being looked into")
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.end()
+
+
 def _of_a_race(
     law: Law, subject: Subject, case: Case, repeats: race.Repeats, root: Path, watch: Watch | None = None
 ) -> Report:
     assert repeats.error is not None
-    if watch is not None:
-        watch.begin("while one run of a race was being looked into")
-    try:
+    with _watched(watch):
         seen = examined(law, subject, case)
         wrong = wrong_run(seen)
         staged, stages = _stages(wrong)
-    finally:
-        if watch is not None:
-            watch.end()
     first, *others = repeats.lines()
     # One run may hold; `kda diagnose` makes many.
     notes = [note.replace("kda check ", "kda diagnose ") for note in law.notes(subject, str(case))]
