@@ -39,6 +39,15 @@ def test_a_crash_shrinks_in_processes_of_its_own(question):
     assert smallest_death(question("Crashes"), found).case == Case.parse("v1,N=5,C=4,DV=2,dtype=f32")
 
 
+def test_a_crash_does_not_become_a_hang(question, monkeypatch):
+    def hangs(pool, question, case, seconds=None):
+        return Death(case, "it did not end within 3 s")
+
+    monkeypatch.setattr(death, "_death", hangs)
+    crash = Death(LARGE, "its process died (signal 11)")
+    assert smallest_death(question("Crashes"), crash) == crash
+
+
 def test_a_hang_is_ended_and_shrinks(question):
     found = death_of(question("Hangs"), LARGE)
     assert found.hung

@@ -47,3 +47,11 @@ def test_a_shell_reads_the_commands_as_they_were(line, tmp_path):
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == [note.split("kda ", 1)[1] for note in notes(line)[3:5]]
     assert Case.parse(said[0].split()[1])
+
+
+def test_another_case_beside_it_stays_itself():
+    """What was found, and what ended the process while that was being made smaller."""
+    lines = fitted([f"case:  {SHORT}", f"case:  {LONGER}", f"rerun: kda check {LONGER}"], LONGER)
+    assert lines[0] == f"case:  {SHORT}"
+    assert lines[1].startswith("LINE=v1,B=2,N=37")
+    assert lines[-1] == "rerun: kda check $LINE"

@@ -26,6 +26,15 @@ def test_a_known_mistake_is_measured_in_a_process_of_its_own(form, stage):
     assert "report" not in row.data()
 
 
+def test_a_stage_that_the_reduction_hides_is_named_all_the_same():
+    """All zeros are loaded right from anywhere: what is left of this failure is a row that is never stored."""
+    (((row,),)) = run(plan_catalogue("kernel", "c", [1], ["chunk-length-hard-coded"]).tasks, 1, work=measure).values()
+    assert sum(row.numbers.values()) == 0
+    assert row.stage == "q"
+    assert "o as stored is the first" in " ".join(row.report.split())
+    assert row.fits
+
+
 GOOD = Measured(
     "beta-dropped-from-U",
     KILLED,

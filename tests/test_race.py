@@ -1,13 +1,19 @@
 """Failures that do not repeat."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
-from small_project import Project
+from small_project import ROOT, Project
 
 from kda.case import Case
 from kda.diagnosis import race
 from kda.diagnosis.race import measured, ranges, repeated, smaller_race
+from kda.diagnosis.report import understood
+from kda.formats import F32
 from kda.implementations import implementation
+from kda.kernels import chunk
 from kda.suite.finding import Finding, find
 from kda.suite.laws import Subject, load_laws
 from kda.suite.record import Record
@@ -116,3 +122,34 @@ def test_a_search_without_a_failure_finds_nothing(asked):
 )
 def test_places_are_said_as_ranges(numbers, said):
     assert ranges(np.array(numbers)) == said
+
+
+def test_a_race_of_a_kernel_names_its_stage_too(tmp_path):
+    """An accumulator that nothing clears holds what was there before; it is not the same twice, on most tiles."""
+    source = Path(chunk.__file__).read_text()
+    once = "on.gemm(Qp_s, S_s, O_f, clear_accum=True)"
+    assert source.count(once) == 1
+    (tmp_path / "edited.py").write_text(source.replace(once, "on.gemm(Qp_s, S_s, O_f)"))
+    law = load_laws(ROOT / "properties", "kernel")["kernel.matches_reference_A"]
+    subject = Subject(implementation(f"{tmp_path / 'edited.py'}:kda_chunk"), "c", F32)
+    found = Finding(Case.parse("v1,DK=32,DV=32,C=64,dtype=f32"), AssertionError(), False, 1, 11)
+    report = understood(law, subject, found, tmp_path, shrink=False)
+    text = "\n".join(report.lines)
+    assert text.startswith("race: the same inputs give different results")
+    assert report.staged.stage == "o"
+    assert "first wrong stage: o (chunk 0" in text
+    assert "rerun: kda diagnose v1," in text
+
+
+def test_what_is_not_about_outputs_is_steady_if_it_fails_every_time(asked, monkeypatch):
+    """A call that should have been refused reads what it likes: other bits every time, and one failure."""
+    law, subject = asked("Races")
+
+    def body(subject, case):
+        subject.run(case.inputs(), case.tile)
+        raise AssertionError("not refused")
+
+    repeats = repeated(replace(law, body=body), subject, CASE, 6)
+    assert repeats.tensor == "o"
+    assert repeats.steady
+    assert not replace(repeats, failed=5).steady

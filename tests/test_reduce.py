@@ -83,6 +83,25 @@ def spoiled(spoils, line, laws, law="kernel.matches_reference_A", **options):
 # how small
 
 
+def test_betas_of_one_half_take_a_token_less(laws):
+    """With betas of 0 and 1 alone, one that is missing from L takes a third token to show."""
+    line = "v1,N=3,DV=32,dtype=f32,beta=zero,q=zeros,k=zeros,v=zeros,edits="
+    line += "k:0.0:1.0/k:1.0:1.0/k:2.0:1.0/v:0.0:1.0/beta:0.0.0:1.0/beta:0.0.2:1.0"
+    found = reduction(laws["kernel.matches_reference_A"], mirror_with("beta-dropped-from-L"), line)
+    assert active_tokens(found.case.inputs()) == 2
+
+
+def test_other_numbers_do_with_fewer_of_them(laws):
+    """What only rounds wrongly hangs on its numbers: none of these five can go, and four others show it."""
+    line = "v1,N=2,DV=32,beta=zero,q=zeros,k=zeros,v=zeros,state=zeros,edits=state:0.0.2.0:1.0/beta:0.0.0:1.0/"
+    line += "beta:0.0.1:1.0/k:0.0.0.0:0.24609375/k:0.0.0.1:1.0/k:0.0.1.0:0.2451171875/k:0.0.1.1:1.0/"
+    line += "k:0.0.1.2:0.13623046875/v:0.0.0.0:1.0"
+    subject = mirror_with("U-in-operand-precision", F16)
+    found = reduction(laws["kernel.matches_its_mirror"], subject, line)
+    assert max(numbers(found.case.inputs()).values()) <= 4
+    assert not [case for case in removals(Case.parse(line)) if failure(found.law, subject, case)]
+
+
 @pytest.mark.parametrize(
     ("name", "N", "tokens", "most"),
     [
