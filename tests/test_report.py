@@ -30,7 +30,7 @@ def wrong(tmp_path, monkeypatch):
 
 def test_a_report_has_its_sections_in_this_order(wrong):
     made = understood(*wrong)
-    starts = ["o: error 0.", "at properties/test_small.py:", "law: ", "case: ", "o: 1 of", "first wrong stage"]
+    starts = ["o: error 0.", "at properties/test_small.py:", "law: ", "case: ", "o: 1 of", "the stages were not"]
     starts += ["looks like", "rerun: ", "write: ", "keep: ", "guard: "]
     at = [next(i for i, line in enumerate(made.lines) if line.startswith(start)) for start in starts]
     assert at == sorted(at), list(zip(starts, at, strict=True))

@@ -312,7 +312,7 @@ def test_without_probes_the_outputs_are_told_in_words(name, why):
     wrong = said_wrong(made, str(case))
     staged = first_wrong_stage(wrong)
     assert (staged.stage, staged.why, staged.checks) == (None, why, ())
-    assert staged.lines() == [f"first wrong stage: none ({why})", *described(wrong)]
+    assert staged.lines() == [f"the stages were not looked at: {why}", *described(wrong)]
 
 
 def test_a_probed_kernel_that_does_not_run_is_no_stage(monkeypatch):

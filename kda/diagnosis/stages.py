@@ -101,8 +101,9 @@ class Staged:
     def lines(self) -> list[str]:
         """Two to four lines of at most 100 columns."""
         if self.stage is None:
-            why = self.why or "every probed stage follows from the one before it as it does in the mirror"
-            return [*map(_short, (f"first wrong stage: none ({why})", *self.instead)), *self._notes]
+            none = "first wrong stage: none (every probed stage follows from the ones before it as in the mirror)"
+            said = f"the stages were not looked at: {self.why}" if self.why else none
+            return [*map(_short, (said, *self.instead)), *self._notes]
         block = f", block {self.at.block}" if self.blocks > 1 and self.stage in (*_OF_BLOCKS, GRID, LOOP) else ""
         where = f"(chunk {self.chunk}, batch {self.at.batch}, head {self.at.head}{block})"
         if self.stage in (GRID, LOOP):
