@@ -130,6 +130,8 @@ def test_a_worker_that_dies_names_its_case(project, impl, options):
     result = project.pytest("-n", "2", *options, impl=impl)
     assert "2 failed, 1 passed" in result.text
     assert "the process ended (a crash, a broken GPU or the time-out of one case) in the middle of" in result.text
+    report = result.text[result.text.index("= FAILURES =") : result.text.index(" kda =")]
+    assert max(len(line) for line in report.splitlines() if line[0:1] not in ("=", "_")) <= 100
     assert sorted(result.lines("law")) == [
         "small.matches: The subject computes reference A",
         "small.repeats: Two runs have the same bits",

@@ -26,29 +26,35 @@ __all__ = ["Death", "Question", "death_of", "retold", "smallest_death"]
 
 #: Seconds that one case may take in a process of its own, which may have to compile, and a smaller one after it.
 SECONDS, SECONDS_AFTER = 20.0, 5.0
-#: How many smaller cases are tried, and for how long: each one that dies takes its process along, and one that hangs
-#: takes all of its seconds.
-TRIES, LONGEST = 120, 30.0
+#: How many smaller cases are tried, and for how long, of one that dies and of one that hangs: the one takes its process
+#: along, the other all of its seconds.
+TRIES, LONGEST, LONGEST_HANG = 120, 30.0, 10.0
 _GPU_LOST = 70
 
 
 @dataclass(frozen=True)
 class Question:
-    """One law about one implementation, as plain data: where the laws are, and what each is found by."""
+    """One law about one implementation, as plain data: where the laws are, and what each is found by.
+
+    seconds: that a case may take; SECONDS where None.
+    """
 
     folder: Path
     implementation: str
     target: str
     unchecked: bool = False
     law: str = ""
+    seconds: float | None = None
 
     @classmethod
-    def of(cls, folder: Path, chosen: Implementation, target: str, law: str = "") -> Question:
+    def of(
+        cls, folder: Path, chosen: Implementation, target: str, law: str = "", seconds: float | None = None
+    ) -> Question:
         """The question that `law`, of those in `folder`, asks about an implementation."""
         # Absolute, for the process that answers may stand in another folder.
         place, colon, name = (chosen.address or chosen.name).rpartition(":")
         address = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else f"{place}{colon}{name}"
-        return cls(folder.resolve(), address, target, not chosen.checks_domain, law)
+        return cls(folder.resolve(), address, target, not chosen.checks_domain, law, seconds)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def death_of(question: Question, case: Case) -> Death | None:
 def smallest_death(question: Question, death: Death) -> Death:
     """A smaller case that dies as well, and how."""
     with _pool() as pool:
-        ends = time.monotonic() + LONGEST
+        ends = time.monotonic() + (LONGEST_HANG if death.hung else LONGEST)
 
         def dies(candidate: Case) -> bool:
             nonlocal death
@@ -115,7 +121,7 @@ def _pool() -> ProcessPool:
 
 
 def _death(pool: ProcessPool, question: Question, case: Case, seconds: float | None = None) -> Death | None:
-    seconds = seconds or SECONDS
+    seconds = seconds or question.seconds or SECONDS
     future = pool.schedule(_examine, [question, str(case)], timeout=seconds)
     try:
         future.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -451,18 +452,22 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     under_way = last_case(_folder(sched.config), node.gateway.id) if node is not None else None
     if under_way is None:
         return
-    from kda.diagnosis.layout import fitted_notes
+    from kda.diagnosis.layout import WIDTH, fitted_notes
 
     plan = sched.config.stash[_PLAN]
     lines = fitted_notes(under_way)
     if not plan.brief and plan.deaths < DEATHS:
-        from kda.diagnosis.death import Question, retold
+        from kda.diagnosis.death import SECONDS, Question, retold
 
         plan.deaths += 1
+        # It may have to compile first; a case that was to take a second is not given twenty.
+        timeout = sched.config.getoption("--kda-timeout")
+        seconds = min(SECONDS, timeout + 4) if timeout else SECONDS
         folder = sched.config.rootpath / Path(crashitem.partition("::")[0]).parent
-        lines = retold(Question.of(folder, plan.implementation, plan.target), under_way)
+        lines = retold(Question.of(folder, plan.implementation, plan.target, seconds=seconds), under_way)
     why = "the process ended (a crash, a broken GPU or the time-out of one case) in the middle of"
-    report.longrepr = "\n".join([str(report.longrepr), why, *lines])
+    crashed = textwrap.wrap(str(report.longrepr), WIDTH, break_long_words=False, break_on_hyphens=False)
+    report.longrepr = "\n".join([*crashed, why, *lines])
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
