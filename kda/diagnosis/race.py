@@ -28,7 +28,7 @@ __all__ = ["DECIDING", "MEASURING", "Repeats", "measured", "repeated", "smaller_
 
 #: Runs that decide whether a failure repeats, and runs that its rate is measured over.
 DECIDING, MEASURING = 10, 100
-#: Runs of one candidate while a case is made smaller; how many candidates, and seconds for all of them.
+#: Runs of one candidate while a case is made smaller; how many candidates, and seconds of this process for all of them.
 TRYING, CANDIDATES, LONGEST = 12, 400, 8.0
 
 
@@ -124,11 +124,11 @@ def measured(law: Law, subject: Subject, found: Finding, watch: Watch | None, sh
 
 def smaller_race(law: Law, subject: Subject, case: Case, watch: Watch | None = None) -> Case:
     """A smaller case that fails in some of a few runs; `case` where none was found in `LONGEST` seconds."""
-    ends = time.monotonic() + LONGEST
+    ends = time.process_time() + LONGEST
     shows = _differs(subject, case, watch)
 
     def fails(candidate: Case) -> bool:
-        if time.monotonic() > ends or law.excludes(subject, candidate) is not None:
+        if time.process_time() > ends or law.excludes(subject, candidate) is not None:
             return False
         # The law costs its references: it is asked where the bits of the implementation alone differ, if they ever did.
         if shows and not _differs(subject, candidate, watch):
