@@ -7,10 +7,11 @@ from small_project import Project
 
 from kda.case import Case
 from kda.diagnosis import report
+from kda.diagnosis.reduce import PLAIN_LAWS
 from kda.diagnosis.report import understood
 from kda.implementations import implementation
 from kda.suite.finding import find
-from kda.suite.laws import Subject, load_laws
+from kda.suite.laws import LAWS, Subject, load_laws
 from kda.suite.record import Record
 
 CASE = Case.parse("v1,N=4,C=2,DV=2,dtype=f32,v=gauss")
@@ -21,6 +22,8 @@ def wrong(tmp_path, monkeypatch):
     """The law `small.matches`, an implementation that breaks it, and what a search on one case finds."""
     project = Project.make(tmp_path)
     monkeypatch.chdir(tmp_path)
+    for name in PLAIN_LAWS.values():  # another test may have loaded them, and a reduction would go on under one
+        monkeypatch.delitem(LAWS, name, raising=False)
     law = load_laws(project.folder / "properties")["small.matches"]
     chosen = implementation("subjects.py:Wrong")
     subject = Subject(chosen, "c", *chosen.dtypes("c"))
