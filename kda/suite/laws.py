@@ -29,7 +29,6 @@ from kda.implementations import PLAIN, Implementation, Memory
 from kda.numerics.budget import Budget, Judged, accumulated, doubling_units, judge, mirror_units, operand_units
 from kda.numerics.compare import compare, difference, row_errors
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import ref_C_fast
 from kda.suite.record import Record
 from kda.suite.watch import Watch
 from kda.support import Support, TileChoice
@@ -82,11 +81,10 @@ class Subject:
 
     def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
         """The mirror's outputs, and how far from them another order of additions may end up."""
-        run = functools.partial(
-            ref_C_fast, inputs, tile.C, tile.block_DV, self.dtype, self.implementation.exp2(self.target)
-        )
+        run = functools.partial(self.implementation.mirror, inputs, tile, self.target)
         mirrored = run()
-        budget = judge(inputs, tile.C, mirror_units(inputs, tile.C, self.dtype)).budget
+        units = mirror_units(inputs, tile.C, self.dtype)
+        budget = judge(inputs, tile.C, units, self.support.sub_C).budget
         if not self.implementation.exact_mirror(self.target, self.dtype):
             # The units count roundings that go the other way as many and independent. One that a whole row hangs on, an
             # entry of A_qk with few tokens, is neither: those that could are found, and their effect is added.
