@@ -1,8 +1,8 @@
 """`kda_forward`: KDA for any gate, from exactly 0 to -1000 per token, for the CPU and for CUDA.
 
-`kda_chunk` splits e^(gamma_i - gamma_j) = e^gamma_i e^-gamma_j over a whole chunk, and e^-gamma bounds the gates that it
-can take. Here no factor of any product is above 1. A chunk is cut into sub-chunks of 16 tokens, and the decay from token
-j to token i is
+`kda_chunk` splits e^(gamma_i - gamma_j) = e^gamma_i e^-gamma_j over a whole chunk, and e^-gamma bounds the gates that
+it can take. Here no decay, and no factor of one, is above 1. A chunk is cut into sub-chunks of 16 tokens, and the decay
+from token j to token i is
 
     in one sub-chunk    e^(g_{j+1} + ... + g_i), for every pair and channel in float32
     across a border b   e^(g_b + ... + g_i) e^(g_{j+1} + ... + g_{b-1}), where b is the first token of i's sub-chunk
@@ -29,11 +29,9 @@ import tilelang.language as T
 
 from kda.kernels.chunk import LOG2_E
 from kda.kernels.dialect import ACCUM, Dialect
+from kda.references.forward import SUB_CHUNK
 
-__all__ = ["SUB_CHUNK", "kda_forward"]
-
-#: Tokens of a sub-chunk: the rows of a tensor-core product, so that each has its own border to be carried to.
-SUB_CHUNK = 16
+__all__ = ["kda_forward"]
 
 
 def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int) -> Any:

@@ -16,6 +16,7 @@ from kda.kernels import bounds
 from kda.kernels import compile as compiling
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
+from kda.references.forward import SUB_CHUNK
 
 __all__ = [
     "BLOCKS_DV",
@@ -68,7 +69,7 @@ def shared_memory_forward(tile: Tile, DK: int) -> int:
     C, bDV = tile.C, tile.block_DV
     operand = tile.dtype.numpy.itemsize
     loaded = operand * (2 * C * DK + C * bDV) + 4 * C * DK
-    derived = operand * (2 * C * DK + 2 * 16 * DK + C * C + C * bDV + DK * bDV)
+    derived = operand * (2 * C * DK + 2 * SUB_CHUNK * DK + C * C + C * bDV + DK * bDV)
     accumulators = 4 * (DK + C * C + C * bDV + C)
     return loaded + derived + accumulators
 
@@ -96,7 +97,7 @@ class Kernel:
 
 
 CHUNK = Kernel("kda_chunk", "chunk", MAX_CHANNELS, None, shared_memory, gate_domain)
-FORWARD = Kernel("kda_forward", "forward", 256, 16, shared_memory_forward, None)
+FORWARD = Kernel("kda_forward", "forward", 256, SUB_CHUNK, shared_memory_forward, None)
 
 
 def check_tile(tile: Tile, sizes: Sizes, target: str, kernel: Kernel = CHUNK) -> None:
@@ -301,8 +302,8 @@ def _check_kind(name: str, tensor: object, kernel: Kernel) -> None:
         raise InputError(f"{name} has layout {_name(tensor.layout)}; expected a dense tensor (pass {name}.to_dense())")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InputError(
-            f"{name} requires a gradient and {kernel.name} has no backward pass; expected a tensor without (call it under "
-            f"torch.no_grad(), or pass {name}.detach())"
+            f"{name} requires a gradient and {kernel.name} has no backward pass; expected a tensor without (call it "
+            f"under torch.no_grad(), or pass {name}.detach())"
         )
 
 

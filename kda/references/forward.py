@@ -1,8 +1,8 @@
 """The control flow of `kda_forward` in NumPy: any gate, no factor of any product above 1.
 
 The decay between two tokens of a sub-chunk of 16 is formed for that pair, in float32; across the border of a sub-chunk
-it is split there. Every exponent is a sum of gates in the order in which the kernel adds them: forwards from the chunk's
-first token (gamma), forwards from a border (rows) and backwards from it (keys). In a narrow `precision` it rounds
+it is split there. Every exponent is a sum of gates in the order in which the kernel adds them: forwards from the first
+token of the chunk (gamma), forwards from a border (rows) and backwards from it (keys). In a narrow `precision` it rounds
 exactly where the kernel rounds, and adds in its order:
 
     operands (rounded to `precision`): q, k, v, Qp, Qb, Kb, Kc, A_c, W, S_s, Vt_c, Kd, o
@@ -19,9 +19,10 @@ from kda.references._layout import chunks, heads_first
 from kda.references.arithmetic import Arithmetic, Exp2, exp2_correctly_rounded
 from kda.references.trace import Recorder, Trace
 
-__all__ = ["ref_forward"]
+__all__ = ["SUB_CHUNK", "ref_forward"]
 
-_SUB = 16
+#: Tokens of a sub-chunk: the rows of the smallest tensor-core product, so that each block of rows has its own border.
+SUB_CHUNK = 16
 
 
 def ref_forward(
@@ -42,8 +43,8 @@ def ref_forward(
     """
     sizes = inputs.check()
     chunks(sizes.DV, block_DV, "block_DV")
-    if C < 1 or C % _SUB:
-        raise InputError(f"C is {C}; expected a multiple of {_SUB}")
+    if C < 1 or C % SUB_CHUNK:
+        raise InputError(f"C is {C}; expected a multiple of {SUB_CHUNK}")
     machine = Arithmetic(precision, exp2 or exp2_correctly_rounded, lean)
     op, exp, gemm, accum = machine.op, machine.exp, machine.gemm, machine.accum
     recorder = Recorder(sizes) if trace else None
@@ -51,7 +52,7 @@ def ref_forward(
 
     def whole(x: np.ndarray) -> np.ndarray:
         # Tokens past N, to the end of a sub-chunk, have k = v = beta = g = 0 and change nothing.
-        padding = [(0, 0), (0, 0), (0, -sizes.N % _SUB)] + [(0, 0)] * (x.ndim - 3)
+        padding = [(0, 0), (0, 0), (0, -sizes.N % SUB_CHUNK)] + [(0, 0)] * (x.ndim - 3)
         return np.pad(x, padding)
 
     o = np.zeros((sizes.B, sizes.H, sizes.N, sizes.DV))
@@ -70,13 +71,13 @@ def ref_forward(
 
             M = machine.zeros(sizes.B, sizes.H, length, length)
             A_qk = machine.zeros(sizes.B, sizes.H, length, length)
-            for sub in chunks(length, _SUB):
+            for sub in chunks(length, SUB_CHUNK):
                 Qr, Kr, gr = Qc[:, :, sub], Kc[:, :, sub], gc[:, :, sub]
 
                 # Inside the sub-chunk: row i against column j, [.., i, j, DK].
                 decayed = Kr[:, :, None] * exp(_between(gr))
                 for product, factor in ((M, Kr), (A_qk, Qr)):
-                    zeros = machine.zeros(sizes.B, sizes.H, _SUB, 1, _SUB)
+                    zeros = machine.zeros(sizes.B, sizes.H, SUB_CHUNK, 1, SUB_CHUNK)
                     pairs = gemm(factor[..., None, :], decayed.swapaxes(-1, -2), zeros)
                     product[:, :, sub, sub] = pairs[..., 0, :]
 
@@ -114,8 +115,8 @@ def ref_forward(
             S = gemm(Kd.swapaxes(-1, -2), Vt_c, Ep[..., -1, :, None] * S)
 
             if recorder:
-                pairs = {"M": np.tril(M, -1), "L": L, "A_qk": A_qk}
-                square = {stage: value[:, :, tokens, tokens] for stage, value in pairs.items()}
+                of_pairs = {"M": np.tril(M, -1), "L": L, "A_qk": A_qk}
+                square = {stage: value[:, :, tokens, tokens] for stage, value in of_pairs.items()}
                 by_row = {"gamma": gam, "W": W, "U": U, "V_tilde": Vt, "o": o_c}
                 tall = {stage: value[:, :, tokens] for stage, value in by_row.items()}
                 recorder.put(c, real, (every, every), every, **square, **tall, S=S)
