@@ -34,6 +34,19 @@ from kda.references.forward import SUB_CHUNK
 __all__ = ["kda_forward"]
 
 
+@T.macro
+def _carry_keys(on, K_s, G_s, border, total, Kc_s):  # type: ignore[no-untyped-def]
+    # k_j e^(g_{j+1} + ... + g_{border-1}) for j < border: from the border backwards, one channel per lane.
+    for part in T.serial(T.ceildiv(K_s.shape[1], on.lanes)):
+        d = part * on.lanes + on.lane()
+        if d < K_s.shape[1]:
+            total[0] = 0.0
+            for back in T.serial(border):
+                j = border - 1 - back
+                Kc_s[j, d] = on.round(T.Cast(ACCUM, K_s[j, d]) * T.exp2(total[0] * LOG2_E))
+                total[0] = total[0] + G_s[j, d]
+
+
 def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int) -> Any:
     """The TileLang program for one tile; B, N and H stay symbolic.
 
@@ -43,19 +56,6 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
     B, N, H = T.dynamic("B, N, H")
     columns = DK + block_DV
     R = SUB_CHUNK
-
-    @T.macro
-    def carry_keys(K_s, G_s, tail, border, Kc_s):  # type: ignore[no-untyped-def]
-        # k_j e^(g_{j+1} + ... + g_{border-1}), j < border: serial from the border backwards, one channel per lane.
-        for part in T.serial(T.ceildiv(DK, on.lanes)):
-            d = part * on.lanes + on.lane()
-            if d < DK:
-                tail[0] = 0.0
-                for back in T.serial(border):
-                    Kc_s[border - 1 - back, d] = on.round(
-                        T.Cast(ACCUM, K_s[border - 1 - back, d]) * T.exp2(tail[0] * LOG2_E)
-                    )
-                    tail[0] = tail[0] + G_s[border - 1 - back, d]
 
     @T.prim_func
     def program(
@@ -159,7 +159,7 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
                                 decayed[0] = T.exp2(total[0] * LOG2_E)
                                 Qb_s[r, d] = on.round(T.Cast(ACCUM, Q_s[b + r, d]) * decayed[0])
                                 Kb_s[r, d] = on.round(T.Cast(ACCUM, K_s[b + r, d]) * decayed[0])
-                    carry_keys(K_s, G_s, total, b, Kc_s)
+                    _carry_keys(on, K_s, G_s, b, total, Kc_s)
                     on.gemm(Kb_s, Kc_s, M_f, transpose_B=True, clear_accum=True)
                     on.gemm(Qb_s, Kc_s, A_f, transpose_B=True, clear_accum=True)
                     for i, j in on.parallel(R, C):
@@ -216,7 +216,7 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
                 # The state: it decays, each key channel at its own rate, before the chunk's writes are added.
                 for d, j in on.parallel(DK, block_DV):
                     S_f[d, j] = S_f[d, j] * decay_s[d]
-                carry_keys(K_s, G_s, total, C, Kc_s)
+                _carry_keys(on, K_s, G_s, C, total, Kc_s)
                 on.gemm(Kc_s, Vt_s, S_f, transpose_A=True)
 
             T.copy(S_f, S_N[bb, bh, :, dv0 : dv0 + block_DV])

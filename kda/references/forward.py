@@ -2,8 +2,8 @@
 
 The decay between two tokens of a sub-chunk of 16 is formed for that pair, in float32; across the border of a sub-chunk
 it is split there. Every exponent is a sum of gates in the order in which the kernel adds them: forwards from the first
-token of the chunk (gamma), forwards from a border (rows) and backwards from it (keys). In a narrow `precision` it rounds
-exactly where the kernel rounds, and adds in its order:
+token of the chunk (gamma), forwards from a border (rows) and backwards from it (keys). In a narrow `precision` the
+roundings are exactly the kernel's, and so is the order of every sum:
 
     operands (rounded to `precision`): q, k, v, Qp, Qb, Kb, Kc, A_c, W, S_s, Vt_c, Kd, o
     float32: every sum of gates and its exponential, the diagonal blocks, M, L, A_qk, the right-hand sides, U, Vt, S
