@@ -1,9 +1,9 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, and mirrors of kernels with sub-chunks, `mirror_sub16`
-to `mirror_sub64`. Packages add theirs through the entry point group `kda.implementations`; a class in a file is named
-`path/to/file.py:Name`, one in a module `package.module:Name`. An edited copy of the kernel's file is one too:
-`path/to/chunk.py:kda_chunk`.
+Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, and mirrors of
+kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages add theirs through the entry point group
+`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
+edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`, `path/to/forward.py:kda_forward`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ GROUP = "kda.implementations"
 # By the names of their classes: `builtin` imports torch, and a command that only reads a case line needs none of it.
 _BUILT_IN = {
     "kda_chunk": "KdaChunk",
+    "kda_forward": "KdaForward",
     "mirror": "Mirror",
+    "mirror_forward": "MirrorForward",
     "mirror_sub16": "MirrorSub16",
     "mirror_sub32": "MirrorSub32",
     "mirror_sub64": "MirrorSub64",
@@ -83,9 +85,10 @@ def target_of(chosen: Implementation, target: str) -> str:
 
 def _made(found: object, name: str) -> Implementation:
     if inspect.isfunction(found) and len(inspect.signature(found).parameters) == 6:
-        from kda.implementations.builtin import KdaChunk
+        from kda.implementations.builtin import KdaChunk, KdaForward
 
-        found = KdaChunk(found)  # an edited copy of kda/kernels/chunk.py
+        # An edited copy of kda/kernels/chunk.py or forward.py, under which name it is launched.
+        found = KdaForward(found) if found.__name__ == "kda_forward" else KdaChunk(found)
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Implementation):
         raise TypeError(

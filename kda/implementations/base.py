@@ -13,6 +13,7 @@ import numpy as np
 
 from kda.formats import Format
 from kda.problem import Inputs, Outputs, Tile
+from kda.references import ref_C_fast
 from kda.source import Source
 from kda.support import Support
 
@@ -65,7 +66,7 @@ class Implementation(ABC):
     runs_unchecked: bool = False
     #: Whether `run` honours a `Memory`; the laws about memory are for these.
     controls_memory: bool = False
-    #: Whether it rounds where `ref_C` at operand precision rounds; the mirror laws are for these.
+    #: Whether it rounds where its `mirror` rounds; the mirror laws are for these.
     mirrored: bool = False
 
     def targets(self) -> tuple[str, ...]:
@@ -118,6 +119,13 @@ class Implementation(ABC):
     def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
         """The code that runs for these sizes and this tile, as its compiler made it; by default, none."""
         return ""
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        """What its mirror gives, at operand precision and with the exponential of `exp2`: reference C, unless it says.
+
+        lean: see `kda.references.Arithmetic`.
+        """
+        return ref_C_fast(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         """Whether its bits are the mirror's on `target` with `dtype` operands, given the exponential of `exp2`."""

@@ -1,11 +1,13 @@
-"""The references as implementations, and our kernel."""
+"""The references as implementations, and our kernels."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -19,13 +21,27 @@ from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import available_targets
 from kda.numerics.domain import gate_domain
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import chunkwise, mirror, ref_A, ref_B, ref_B_fast, ref_C, ref_C_fast, ref_C_sub
+from kda.references import (
+    chunkwise,
+    forward,
+    mirror,
+    ref_A,
+    ref_B,
+    ref_B_fast,
+    ref_C,
+    ref_C_fast,
+    ref_C_sub,
+    ref_forward,
+)
+from kda.references.forward import SUB_CHUNK
 from kda.source import Source, module_from_source
 from kda.support import Support, TileChoice
 
 __all__ = [
     "KdaChunk",
+    "KdaForward",
     "Mirror",
+    "MirrorForward",
     "MirrorSub16",
     "MirrorSub32",
     "MirrorSub64",
@@ -161,6 +177,38 @@ class MirrorSub64(_SubChunked):
     name, summary, sub_C = "mirror_sub64", "the same, sub-chunks of 64", 64
 
 
+class MirrorForward(Implementation):
+    """`kda_forward` in NumPy, with every rounding of it."""
+
+    name = "mirror_forward"
+    summary = "kda_forward with its roundings, in NumPy: any gate"
+    mirrored = True
+
+    def __init__(self, function: Any = ref_forward) -> None:
+        self._function = function
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16, F32)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return _forward_support(CPU_TILES, dtype)
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        return self._function(inputs, tile.C, tile.block_DV, inputs.dtype)
+
+    def sources(self) -> Mapping[str, Source]:
+        return {"kernel": Source(forward, "ref_forward")}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        return MirrorForward(modules["kernel"].ref_forward)
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)
+
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
+        return True
+
+
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
 #: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
 CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
@@ -200,6 +248,10 @@ def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
     return Support(dtypes=(dtype,), tiles=tiles, total_gates={dtype: total}, max_beta=2.0, max_tokens=160)
 
 
+def _forward_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
+    return Support(dtypes=(dtype,), tiles=tiles, sub_C=SUB_CHUNK, pairs=True, max_beta=2.0, max_tokens=160)
+
+
 class _WithOutputs:
     """`kda.kernels.compile`, or a rewritten copy, whose kernels take more arguments than their launch knows of."""
 
@@ -215,14 +267,11 @@ class _WithOutputs:
         return lambda *tensors: kernel(*tensors, *self._outputs)
 
 
-class KdaChunk(TorchImplementation):
-    """`kda_chunk`, the article's kernel in TileLang, on the CPU or on CUDA."""
+class _TileLang(TorchImplementation):
+    """A kernel of kda/kernels behind its launch, on the CPU or on CUDA: `_kernel` is what the launch knows of it."""
 
-    name = "kda_chunk"
-    summary = "the article's kernel in TileLang (section 4)"
     mirrored = True
     checks_inputs = True
-    runs_unchecked = True
 
     def __init__(
         self,
@@ -240,18 +289,12 @@ class KdaChunk(TorchImplementation):
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16, F32)
 
-    def support(self, target: str, dtype: Format) -> Support:
-        from kda.kernels.launch import SHARED_MEMORY, shared_memory
-
-        tiles = CPU_TILES
-        if target == "cuda":
-            tiles += tuple(TileChoice(*choice) for choice in CUDA_PALETTE)
-            tiles = tuple(
-                t
-                for t in tiles
-                if shared_memory(Tile(t.C, t.block_DV, dtype, t.threads, t.num_stages), t.DK) <= SHARED_MEMORY
-            )
-        return _kernel_support(tiles, dtype)
+    def _tiles(self, target: str, dtype: Format) -> tuple[TileChoice, ...]:
+        if target == "c":
+            return CPU_TILES
+        tiles = CPU_TILES + tuple(TileChoice(*choice) for choice in CUDA_PALETTE)
+        needed, most = self._kernel.shared_memory, self._launch.SHARED_MEMORY
+        return tuple(t for t in tiles if needed(Tile(t.C, t.block_DV, dtype, t.threads, t.num_stages), t.DK) <= most)
 
     @property
     def _launch(self) -> Any:
@@ -259,8 +302,17 @@ class KdaChunk(TorchImplementation):
 
         return self._own_launch or launch
 
+    @property
+    @abstractmethod
+    def _kernel(self) -> Any:
+        """The `Kernel` of kda/kernels/launch.py."""
+
+    def _compiled(self, inputs: Inputs, tile: Tile, target: str) -> Any:
+        sizes = inputs.sizes
+        return self._launch.compiled_kernel(tile, sizes.DK, sizes.DV, target, self._program, kernel=self._kernel)
+
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
-        self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)
+        self._compiled(inputs, tile, target)
 
     def checks_tiles(self, target: str) -> bool:
         return target == "c"
@@ -273,11 +325,10 @@ class KdaChunk(TorchImplementation):
         return super().run(inputs, tile, target, memory)
 
     def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
-        kernel = self._launch.compiled_kernel(tile, inputs.sizes.DK, inputs.sizes.DV, target, self._program)
-        return str(kernel.get_kernel_source())
+        return str(self._compiled(inputs, tile, target).get_kernel_source())
 
     def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
-        self._launch.run_kda_chunk(
+        getattr(self._launch, f"run_{self._kernel.name}")(
             tensors["q"],
             tensors["k"],
             tensors["v"],
@@ -296,14 +347,14 @@ class KdaChunk(TorchImplementation):
         )
 
     def sources(self) -> Mapping[str, Source]:
-        from kda.kernels import chunk, compile, launch  # noqa: A004
+        from kda.kernels import compile, launch  # noqa: A004
 
-        kernel = Source(chunk, "kda_chunk")
+        kernel = Source(importlib.import_module(f"kda.kernels.{self._kernel.module}"), self._kernel.name)
         if self._program is not None:
             kernel = Source(sys.modules[self._program.__module__], self._program.__name__)
         return {
             "kernel": kernel,
-            "launch": Source(launch, "run_kda_chunk"),
+            "launch": Source(launch, f"run_{self._kernel.name}"),
             "compile": Source(compile, "compile_program"),
         }
 
@@ -316,15 +367,7 @@ class KdaChunk(TorchImplementation):
             # A launch of its own, which compiles with what was rewritten.
             launch = launch or module_from_source(self.sources()["launch"].text, "launch", "kda.kernels")
             launch.compiling = modules["compile"]  # type: ignore[attr-defined]
-        return KdaChunk(program, launch)
-
-    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
-        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
-        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
-        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
-        made = copy.copy(self)
-        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
-        return made
+        return type(self)(program, launch)
 
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         # Tensor cores add in another order; float32 operands do not go through them.
@@ -334,3 +377,43 @@ class KdaChunk(TorchImplementation):
         from kda.kernels.exponential import exp2_on
 
         return functools.partial(exp2_on, target)
+
+
+class KdaChunk(_TileLang):
+    """`kda_chunk`, the article's kernel in TileLang, on the CPU or on CUDA."""
+
+    name = "kda_chunk"
+    summary = "the article's kernel in TileLang (section 4)"
+    runs_unchecked = True
+
+    @property
+    def _kernel(self) -> Any:
+        return self._launch.CHUNK
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return _kernel_support(self._tiles(target, dtype), dtype)
+
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
+        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
+        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
+        made = copy.copy(self)
+        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
+        return made
+
+
+class KdaForward(_TileLang):
+    """`kda_forward`, the kernel for any gate in TileLang, on the CPU or on CUDA."""
+
+    name = "kda_forward"
+    summary = "the kernel for any gate in TileLang"
+
+    @property
+    def _kernel(self) -> Any:
+        return self._launch.FORWARD
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return _forward_support(self._tiles(target, dtype), dtype)
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)

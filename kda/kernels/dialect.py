@@ -153,13 +153,13 @@ def _gemm_float32(a, b, acc, transpose_A=False, transpose_B=False, clear_accum=F
             acc[i, j] = acc[i, j] + left * right
 
 
-def threads_for(tile: Tile, DK: int) -> int:
-    """The default number of CUDA threads of a program.
+def threads_for(tile: Tile, DK: int, rows: int | None = None) -> int:
+    """The default number of CUDA threads of a program whose products over a chunk have `rows` rows, C where None.
 
     A tensor-core product of an m x n tile gives each warp at least 16 rows and 8 columns, so the number of warps must
     split every product of the kernel that way; more than one lane per column of the solve is of no use.
     """
-    products = [(tile.C, tile.C), (tile.C, tile.block_DV), (DK, tile.block_DV)]
+    products = [(rows or tile.C, tile.C), (tile.C, tile.block_DV), (DK, tile.block_DV)]
     columns = DK + tile.block_DV
     for warps in (8, 4, 2, 1):
         fits = all(any(_splits(m, n, rows, warps // rows) for rows in _divisors(warps)) for m, n in products)

@@ -1,9 +1,11 @@
-"""`run_kda_chunk`: checks, compiles and launches the article's kernel on torch tensors."""
+"""`run_kda_chunk` and `run_kda_forward`: check, compile and launch a kernel on torch tensors."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -14,16 +16,22 @@ from kda.kernels import bounds
 from kda.kernels import compile as compiling
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
+from kda.references.forward import SUB_CHUNK
 
 __all__ = [
     "BLOCKS_DV",
+    "CHUNK",
     "CHUNKS",
     "DTYPES",
+    "FORWARD",
     "SHARED_MEMORY",
+    "Kernel",
     "Program",
     "check_tile",
     "run_kda_chunk",
+    "run_kda_forward",
     "shared_memory",
+    "shared_memory_forward",
 ]
 
 #: A function like `kda.kernels.chunk.kda_chunk`: (dialect, DK, DV, C, block_DV, num_stages) to a TileLang program.
@@ -56,17 +64,53 @@ def shared_memory(tile: Tile, DK: int) -> int:
     return loaded + derived + accumulators
 
 
-def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
-    """Raise InputError unless the kernel can be compiled for `tile` and launched on `sizes`."""
+def shared_memory_forward(tile: Tile, DK: int) -> int:
+    """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/forward.py, added up."""
+    C, bDV = tile.C, tile.block_DV
+    operand = tile.dtype.numpy.itemsize
+    loaded = operand * (2 * C * DK + C * bDV) + 4 * C * DK
+    derived = operand * (2 * C * DK + 2 * SUB_CHUNK * DK + C * C + C * bDV + DK * bDV)
+    accumulators = 4 * (DK + C * C + C * bDV + C)
+    return loaded + derived + accumulators
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a launch needs to know of a kernel.
+
+    name: of its function in kda/kernels/`module`.py. max_channels: the largest DK and DV. rows: of its smallest matrix
+    product over a chunk, C where None. shared_memory: the bytes of one program of a tile and DK. domain: the gates that
+    it takes with an operand format and C; None where it takes any.
+    """
+
+    name: str
+    module: str
+    max_channels: int
+    rows: int | None
+    shared_memory: Callable[[Tile, int], int]
+    domain: Callable[[Format, int], GateDomain] | None
+
+    def program(self) -> Program:
+        """Its function."""
+        made: Program = getattr(importlib.import_module(f"kda.kernels.{self.module}"), self.name)
+        return made
+
+
+CHUNK = Kernel("kda_chunk", "chunk", MAX_CHANNELS, None, shared_memory, gate_domain)
+FORWARD = Kernel("kda_forward", "forward", 256, SUB_CHUNK, shared_memory_forward, None)
+
+
+def check_tile(tile: Tile, sizes: Sizes, target: str, kernel: Kernel = CHUNK) -> None:
+    """Raise InputError unless `kernel` can be compiled for `tile` and launched on `sizes`."""
     for name in ("C", "block_DV", "num_stages", "threads"):
         value = getattr(tile, name)
         if (isinstance(value, bool) or not isinstance(value, int)) and not (name == "threads" and value is None):
             raise InputError(f"{name} is {value!r}; expected an int{' or None' if name == 'threads' else ''}")
     if tile.dtype not in DTYPES:
-        raise InputError(f"dtype is {tile.dtype.name}; kda_chunk takes {', '.join(d.name for d in DTYPES)}")
+        raise InputError(f"dtype is {tile.dtype.name}; {kernel.name} takes {', '.join(d.name for d in DTYPES)}")
     for name, channels in (("DK", sizes.DK), ("DV", sizes.DV)):
-        if channels % 16 or not 16 <= channels <= MAX_CHANNELS:
-            raise InputError(f"{name} is {channels}; expected a multiple of 16 from 16 to {MAX_CHANNELS}")
+        if channels % 16 or not 16 <= channels <= kernel.max_channels:
+            raise InputError(f"{name} is {channels}; expected a multiple of 16 from 16 to {kernel.max_channels}")
     if tile.C not in CHUNKS:
         raise InputError(f"C is {tile.C}; expected one of {', '.join(map(str, CHUNKS))}")
     if tile.block_DV not in BLOCKS_DV:
@@ -83,7 +127,7 @@ def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
     for axis, size in (("B", sizes.B), ("H", sizes.H)):
         if target == "cuda" and size > MAX_GRID:
             raise InputError(f"{axis} is {size}; expected at most {MAX_GRID}, the extent of a CUDA grid")
-    needed = shared_memory(tile, sizes.DK)
+    needed = kernel.shared_memory(tile, sizes.DK)
     if target == "cuda" and needed > SHARED_MEMORY:
         raise InputError(
             f"C={tile.C}, block_DV={tile.block_DV}, DK={sizes.DK}, num_stages={tile.num_stages} need {needed} bytes "
@@ -92,14 +136,16 @@ def check_tile(tile: Tile, sizes: Sizes, target: str) -> None:
 
 
 @functools.cache
-def _compiled(tile: Tile, DK: int, DV: int, target: str, program: Program | None, check_tiles: bool) -> Any:
+def _compiled(
+    tile: Tile, DK: int, DV: int, target: str, program: Program | None, check_tiles: bool, kernel: Kernel
+) -> Any:
     compiling.tilelang()
-    from kda.kernels.chunk import kda_chunk
     from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
 
-    made = program or kda_chunk
-    on: Dialect
-    on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
+    made = program or kernel.program()
+    on: Dialect = CpuDialect(tile.dtype)
+    if target == "cuda":
+        on = CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK, kernel.rows))
     stages = 0 if target == "c" else tile.num_stages
     # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
     flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.flags() if check_tiles else ()
@@ -107,12 +153,18 @@ def _compiled(tile: Tile, DK: int, DV: int, target: str, program: Program | None
 
 
 def compiled_kernel(
-    tile: Tile, DK: int, DV: int, target: str, program: Program | None = None, check_tiles: bool = False
+    tile: Tile,
+    DK: int,
+    DV: int,
+    target: str,
+    program: Program | None = None,
+    check_tiles: bool = False,
+    kernel: Kernel = CHUNK,
 ) -> Any:
-    """The compiled kernel of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel."""
+    """The compiled `kernel` of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel."""
     if target == "c":
         tile = Tile(tile.C, tile.block_DV, tile.dtype)
-    return _compiled(tile, DK, DV, target, program, check_tiles)
+    return _compiled(tile, DK, DV, target, program, check_tiles, kernel)
 
 
 def run_kda_chunk(
@@ -147,16 +199,60 @@ def run_kda_chunk(
 
     Raises InputError, before anything is launched, for whatever does not fit, and DomainError for the gates.
     """
+    tile = Tile(C, block_DV, DTYPES[0], threads, num_stages)
+    return _run(CHUNK, q, k, v, g, beta, initial_state, tile, check_values, o, final_state, program, check_tiles)
+
+
+def run_kda_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    *,
+    C: int = 64,
+    block_DV: int = 32,
+    threads: int | None = None,
+    num_stages: int = 0,
+    check_values: bool = True,
+    o: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    program: Program | None = None,
+    check_tiles: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """KDA forward by `kda_forward`, for any gate: returns o `[B, N, H, DV]` and the final state `[B, H, DK, DV]`.
+
+    Arguments and errors are those of `run_kda_chunk`, but that every gate g <= 0 is computed: there is no DomainError.
+    """
+    tile = Tile(C, block_DV, DTYPES[0], threads, num_stages)
+    return _run(FORWARD, q, k, v, g, beta, initial_state, tile, check_values, o, final_state, program, check_tiles)
+
+
+def _run(
+    kernel: Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    tile: Tile,
+    check_values: bool,
+    o: torch.Tensor | None,
+    final_state: torch.Tensor | None,
+    program: Program | None,
+    check_tiles: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     if initial_state is not None:
         tensors["initial_state"] = initial_state
     for name, tensor in tensors.items():
-        _check_kind(name, tensor)
+        _check_kind(name, tensor, kernel)
     sizes = check_shapes({name: tuple(t.shape) for name, t in tensors.items()})
-    operand = _check_dtypes(tensors)
+    tile = replace(tile, dtype=_check_dtypes(tensors))
     target = _check_devices(tensors)
-    tile = Tile(C, block_DV, operand, threads, num_stages)
-    check_tile(tile, sizes, target)
+    check_tile(tile, sizes, target, kernel)
     if check_tiles and target != "c":
         raise InputError(
             "check_tiles is True and q is on a GPU; expected CPU tensors, whose tiles a compiler can check"
@@ -165,16 +261,16 @@ def run_kda_chunk(
     buffers = {name: _buffer(name, given, sizes, dtype, q.device) for name, (given, dtype) in outputs.items()}
     _check_overlap(buffers, tensors)
     if check_values:
-        _check_values(tensors, gate_domain(operand, C))
+        _check_values(tensors, kernel.domain and kernel.domain(tile.dtype, tile.C))
     if initial_state is None:
         initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
 
     arguments = [_dense(t.detach()) for t in (q, k, v, g, beta, initial_state)]
-    kernel = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles)
+    compiled = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles, kernel)
     if check_tiles:
         bounds.forget()
-    _launch(kernel, arguments, buffers["o"], buffers["final_state"], target)
-    outside = bounds.seen(kernel.get_kernel_source()) if check_tiles else None
+    _launch(compiled, arguments, buffers["o"], buffers["final_state"], target)
+    outside = bounds.seen(compiled.get_kernel_source()) if check_tiles else None
     if outside is not None:
         raise bounds.TileError(outside)
     return buffers["o"], buffers["final_state"]
@@ -199,15 +295,15 @@ def _launch(
         kernel(*arguments, o, final_state)
 
 
-def _check_kind(name: str, tensor: object) -> None:
+def _check_kind(name: str, tensor: object, kernel: Kernel) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         raise InputError(f"{name} has layout {_name(tensor.layout)}; expected a dense tensor (pass {name}.to_dense())")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InputError(
-            f"{name} requires a gradient and kda_chunk has no backward pass; expected a tensor without (call it under "
-            f"torch.no_grad(), or pass {name}.detach())"
+            f"{name} requires a gradient and {kernel.name} has no backward pass; expected a tensor without (call it "
+            f"under torch.no_grad(), or pass {name}.detach())"
         )
 
 
@@ -248,7 +344,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
-def _check_values(tensors: dict[str, torch.Tensor], domain: GateDomain) -> None:
+def _check_values(tensors: dict[str, torch.Tensor], domain: GateDomain | None) -> None:
     # The extremes of every tensor in one transfer: one synchronisation, and no mask as large as an input.
     extremes = torch.stack([end.double() for t in tensors.values() for end in t.detach().aminmax()]).tolist()
     lowest, highest = dict(zip(tensors, extremes[::2], strict=True)), dict(zip(tensors, extremes[1::2], strict=True))
@@ -265,6 +361,8 @@ def _check_values(tensors: dict[str, torch.Tensor], domain: GateDomain) -> None:
     if lowest["beta"] < 0 or highest["beta"] > 2:
         at, value = _first("beta", beta, (beta < 0) | (beta > 2))
         raise InputError(f"beta is {value:.6g} at {at}; expected 0 <= beta <= 2")
+    if domain is None:
+        return
     k_max = max(-lowest["k"], highest["k"])
     if not domain.surely_holds(lowest["g"], g.shape[1], k_max):
         domain.check(g.detach().double().cpu().numpy(), k_max)

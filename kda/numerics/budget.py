@@ -16,7 +16,7 @@ from kda.formats import F32, F64, Format
 from kda.numerics.domain import chunk_gamma, gate_window
 from kda.problem import Inputs, Outputs
 
-__all__ = ["Budget", "Judged", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
+__all__ = ["Budget", "Judged", "Units", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,12 @@ def doubling_units(inputs: Inputs, C: int, dtype: Format) -> Units:
     )
 
 
-def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Judged:
+def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs: bool = False) -> Judged:
     """Reference A on `inputs` (float64), and the budget of a kernel with chunks of C tokens whose errors are `units`.
 
-    sub_C: the length of the sub-chunks over which the exponent is split, C where None. Arrays inside: S
-    `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
+    sub_C: the length of the sub-chunks over which the exponent is split, C where None. pairs: it is not split inside
+    them; the decay of each pair of tokens is formed in the accumulators. Arrays inside: S `[B, H, DK, DV]`,
+    E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
     # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~
@@ -212,12 +213,14 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None) -> Jud
     small = np.exp(np.maximum(chunk_gamma(inputs.g, window), log(units.normal)))
     q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
     q_lost_norms = np.linalg.norm(q_lost, axis=-1)
-    if window < C:  # the state has not decayed since the chunk began, whatever gamma started anew since
+    if window < C or pairs:  # the state has not decayed since the chunk began, whatever gamma started anew since
         since = np.exp(chunk_gamma(inputs.g, C))
         q_lost_norms = np.linalg.norm(_underflow(np.abs(inputs.q) * since, units), axis=-1)
     # In units of `normal`, for e^-gamma overflows nearly in every format.
     q_lost_max, k_lost_max = q_lost.max(axis=-1) / units.normal, k_lost.max(axis=-1) / units.normal
     weights = (k_abs * (units.normal / small)).sum(-1)
+    if pairs:  # no k e^-gamma: what is lost of k e^gamma and q e^gamma meets keys of earlier sub-chunks alone
+        weights = np.zeros_like(weights)
 
     for t in range(sizes.N):
         if t % C == 0:

@@ -26,10 +26,18 @@ import numpy as np
 from kda.case import Case
 from kda.formats import F64, Format
 from kda.implementations import PLAIN, Implementation, Memory
-from kda.numerics.budget import Budget, Judged, accumulated, doubling_units, judge, mirror_units, operand_units
+from kda.numerics.budget import (
+    Budget,
+    Judged,
+    Units,
+    accumulated,
+    doubling_units,
+    judge,
+    mirror_units,
+    operand_units,
+)
 from kda.numerics.compare import compare, difference, row_errors
 from kda.problem import Inputs, Outputs, Tile
-from kda.references import ref_C_fast
 from kda.suite.record import Record
 from kda.suite.watch import Watch
 from kda.support import Support, TileChoice
@@ -72,21 +80,17 @@ class Subject:
 
     def judge(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and the error that a correct kernel may make on these inputs."""
-        window = self._window(inputs, tile)
-        return judge(inputs, window, operand_units(inputs, window, self.dtype), self.support.sub_C)
+        return self._judged(inputs, self._window(inputs, tile), operand_units)
 
     def judge_doubling(self, inputs: Inputs, tile: Tile) -> Judged:
         """Reference A's outputs, and how far two runs may differ that round alike but for a power of two."""
-        window = self._window(inputs, tile)
-        return judge(inputs, window, doubling_units(inputs, window, self.dtype), self.support.sub_C)
+        return self._judged(inputs, self._window(inputs, tile), doubling_units)
 
     def judge_mirror(self, inputs: Inputs, tile: Tile) -> Judged:
         """The mirror's outputs, and how far from them another order of additions may end up."""
-        run = functools.partial(
-            ref_C_fast, inputs, tile.C, tile.block_DV, self.dtype, self.implementation.exp2(self.target)
-        )
+        run = functools.partial(self.implementation.mirror, inputs, tile, self.target)
         mirrored = run()
-        budget = judge(inputs, tile.C, mirror_units(inputs, tile.C, self.dtype)).budget
+        budget = self._judged(inputs, tile.C, mirror_units).budget
         if not self.implementation.exact_mirror(self.target, self.dtype):
             # The units count roundings that go the other way as many and independent. One that a whole row hangs on, an
             # entry of A_qk with few tokens, is neither: those that could are found, and their effect is added.
@@ -99,6 +103,9 @@ class Subject:
         """Whether the same implementation, on the same target, takes `case` (of any dtype)."""
         other = Subject(self.implementation, self.target, case.dtype)
         return case.dtype in self.implementation.dtypes(self.target) and other.support.refuses(case) is None
+
+    def _judged(self, inputs: Inputs, C: int, units: Callable[[Inputs, int, Format], Units]) -> Judged:
+        return judge(inputs, C, units(inputs, C, self.dtype), self.support.sub_C, self.support.pairs)
 
     def _window(self, inputs: Inputs, tile: Tile) -> int:
         return tile.C if self.implementation.chunked else inputs.sizes.N
