@@ -64,8 +64,9 @@ def diagnose(
     if not subjects:
         raise Misused(f"{law.name} cannot be asked; {why}")
     question = Question.of(folder_of_laws(folder), implementation, target, law.name)
-    if death_of(question, case) is not None:
-        for line in retold(question, "\n".join(law.notes(subjects[0], str(case))), shrink):
+    death = death_of(question, case)
+    if death is not None:
+        for line in retold(question, "\n".join(law.notes(subjects[0], str(case))), shrink, death):
             click.echo(line)
         ctx.exit(1)
     failed = False

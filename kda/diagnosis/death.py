@@ -95,10 +95,10 @@ def smallest_death(question: Question, death: Death) -> Death:
     return death
 
 
-def retold(question: Question, text: str, shrink: bool = True) -> list[str]:
+def retold(question: Question, text: str, shrink: bool = True, death: Death | None = None) -> list[str]:
     """What was under way when a process ended, as `Watch` keeps it, with a smaller case where one dies as well.
 
-    question: its law is read from `text`.
+    question: its law is read from `text`. death: how the case ends, where that is known.
     """
     lines = text.splitlines()
     cases = [line.split()[1] for line in lines if line.startswith("case: ")]
@@ -107,7 +107,7 @@ def retold(question: Question, text: str, shrink: bool = True) -> list[str]:
         return fitted_notes(text)
     # Where a failure was being made smaller, the last case is the one that ended it.
     question, line = replace(question, law=laws[-1]), cases[-1]
-    death = death_of(question, Case.parse(line))
+    death = death or death_of(question, Case.parse(line))
     if death is None:
         lines.append("in a process of its own the case does not end it: what was run before it matters")
         return fitted(lines, line)

@@ -15,6 +15,7 @@ import numpy as np
 
 from kda.case import Case
 from kda.diagnosis.wrong import Run, recording
+from kda.numerics.compare import unequal
 from kda.problem import AXES, AXIS_WORDS, Outputs
 from kda.suite.laws import Disagreement, Law, Subject
 from kda.suite.record import Record
@@ -103,7 +104,7 @@ def repeated(law: Law, subject: Subject, case: Case, times: int, watch: Watch | 
                 ended += type(mine.outcome) is not type(other.outcome)
                 continue
             for (tensor, one), (_, two) in zip(mine.outcome.tensors(), other.outcome.tensors(), strict=True):
-                unlike = ~((one == two) | (np.isnan(one) & np.isnan(two)))
+                unlike = unequal(one, two)
                 if unlike.any():
                     differing[number, tensor] = unlike | differing.get((number, tensor), False)
     (_, tensor), cells = max(differing.items(), key=lambda item: item[1].sum(), default=((0, ""), np.zeros(0, bool)))
@@ -112,10 +113,10 @@ def repeated(law: Law, subject: Subject, case: Case, times: int, watch: Watch | 
 
 def measured(law: Law, subject: Subject, found: Finding, watch: Watch | None, shrink: bool) -> tuple[Case, Repeats]:
     """A case as small as could be found (where `shrink`), and how often it fails; that of `found` where none does."""
-    if shrink:
-        case = smaller_race(law, subject, found.case, watch)
+    case = smaller_race(law, subject, found.case, watch) if shrink else found.case
+    if case != found.case:
         repeats = repeated(law, subject, case, MEASURING, watch)
-        if case != found.case and repeats.failed:
+        if repeats.failed:
             return case, repeats
     repeats = repeated(law, subject, found.case, MEASURING, watch)
     failed, times = repeats.failed + found.failed, repeats.times + found.times

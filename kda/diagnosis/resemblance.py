@@ -17,6 +17,7 @@ import numpy as np
 from kda.diagnosis.behaviour import behaviour, likely
 from kda.diagnosis.candidates import Candidate, candidates
 from kda.diagnosis.further import further_cases
+from kda.diagnosis.layout import WIDTH
 from kda.diagnosis.wrong import Examined, Wrong
 from kda.mutation.catalogue import Mistake
 from kda.numerics.budget import Budget, Judged
@@ -35,7 +36,6 @@ NEAREST = 3
 TWINS: dict[frozenset[str], str] = {
     frozenset(("doubling-product", "doubling-product-in-operand-precision")): "one program where operands are float32",
 }
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Resemblance:
             for twin in self.twins:
                 why = TWINS.get(frozenset((self.claimed.name, twin.name)), "the same on all of these")
                 said += f"; or {twin.name}: {why}"
-            about = textwrap.wrap(said, _WIDTH - 2, max_lines=3, placeholder=" ...", break_on_hyphens=False)
+            about = textwrap.wrap(said, WIDTH - 2, max_lines=3, placeholder=" ...", break_on_hyphens=False)
             return [f"looks like {self.claimed.name}: {self.how}", *(f"  {line}" for line in about)]
         if not self.nearest:
             return ["looks like no known mistake"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kda.diagnosis.described import described
+from kda.diagnosis.layout import WIDTH
 from kda.diagnosis.probes import Probed, Unprobed, probed
 from kda.diagnosis.steps import STEPS, Steps
 from kda.diagnosis.wrong import Wrong
@@ -29,7 +30,6 @@ _O, _STATE = "o as stored", "final state as stored"
 #: Everything that can be wrong first, in order.
 ORDER = (GRID, LOOP, *STEPS)
 
-_WIDTH = 100
 _STATES = ("S at the start", "S_s", "S", _STATE)
 _PAIRS = ("M", "L", "A_qk")
 #: What each program makes of its own block of value channels.
@@ -111,13 +111,13 @@ class Staged:
             return [_short(f"first wrong stage: {self.stage} {where}: {what}"), *self._notes]
         first = f"first wrong stage: {self.stage} {where}, from {self._place()}"
         numbers = f"got {self.got:.9g}, expected {self.expected:.9g} (bound {self.bound:.3g})"
-        made = [f"{first}: {numbers}"] if len(first) + len(numbers) + 2 <= _WIDTH else [first, f"  {numbers}"]
-        made[-1] += f"; {self.cells} of {self.of} cells are wrong" if len(made[-1]) < _WIDTH - 36 else ""
+        made = [f"{first}: {numbers}"] if len(first) + len(numbers) + 2 <= WIDTH else [first, f"  {numbers}"]
+        made[-1] += f"; {self.cells} of {self.of} cells are wrong" if len(made[-1]) < WIDTH - 36 else ""
         return [*map(_short, made), *self._more()]
 
     def _more(self) -> list[str]:
         right = f"right before it: {', '.join(self.right) or 'nothing is made before it'}"
-        if len(right) > _WIDTH:
+        if len(right) > WIDTH:
             right = f"right before it: all {len(self.right)} stages from {self.right[0]} to {self.right[-1]}"
         return [right, *self._notes]
 
@@ -148,7 +148,7 @@ class Staged:
 
 
 def _short(line: str) -> str:
-    return line if len(line) <= _WIDTH else textwrap.shorten(line, _WIDTH, placeholder=" ...")
+    return line if len(line) <= WIDTH else textwrap.shorten(line, WIDTH, placeholder=" ...")
 
 
 def first_wrong_stage(wrong: Wrong) -> Staged:

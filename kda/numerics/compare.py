@@ -9,7 +9,7 @@ import numpy as np
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, at_words
 
-__all__ = ["Verdict", "all_finite", "compare", "difference", "row_errors"]
+__all__ = ["Verdict", "all_finite", "compare", "difference", "row_errors", "unequal"]
 
 #: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
 TRUSTED_ROWS = 0.1
@@ -92,16 +92,21 @@ def row_errors(got: Outputs, expected: Outputs) -> Budget:
     )
 
 
+def unequal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Where two arrays are not the same number; NaN is one, and so is zero of either sign."""
+    return ~((one == other) | (np.isnan(one) & np.isnan(other)))
+
+
 def difference(got: Outputs, expected: Outputs) -> str | None:
     """Where two results that must have the same bits differ first; None where they do not."""
     for (tensor, mine), (_, theirs) in zip(got.tensors(), expected.tensors(), strict=True):
         if mine.shape != theirs.shape:
             return f"{tensor} has shape {mine.shape}; expected {theirs.shape}"
-        unequal = ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
-        if unequal.any():
-            at = tuple(int(i) for i in np.argwhere(unequal)[0])
+        unlike = unequal(mine, theirs)
+        if unlike.any():
+            at = tuple(int(i) for i in np.argwhere(unlike)[0])
             return (
-                f"{tensor} differs in {int(unequal.sum())} of {unequal.size} elements; first at "
+                f"{tensor} differs in {int(unlike.sum())} of {unlike.size} elements; first at "
                 f"{at_words(tensor, at)}: got {mine[at]:.9g}, expected {theirs[at]:.9g}"
             )
     return None
