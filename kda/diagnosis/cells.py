@@ -9,6 +9,7 @@ from math import sqrt
 import numpy as np
 
 from kda.numerics.budget import Budget
+from kda.numerics.compare import errors, unequal
 from kda.problem import Outputs
 
 __all__ = ["Cells", "cells", "worst_member"]
@@ -59,11 +60,9 @@ def _cells(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndarra
     if tensor == "o":  # [B, N, H, DV]
         got, expected, budget = got.swapaxes(1, 2), expected.swapaxes(1, 2), budget.swapaxes(1, 2)
     lost = (np.isfinite(got) != np.isfinite(expected)) | (~np.isfinite(got) & (got != expected))
-    lost &= ~(np.isnan(got) & np.isnan(expected))
+    lost &= unequal(got, expected)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        error = np.abs(got - expected)
-        error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0
-        error[lost] = np.inf
+        error = errors(got, expected)
         rows = np.sqrt((error * error).sum(-1))
         ratio = np.where(rows == 0, 0.0, rows / budget)
         share = np.where(error == 0, 0.0, error * sqrt(got.shape[-1]) / budget[..., None])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kda.diagnosis.wrong import Wrong
+from kda.numerics.compare import errors
 
 __all__ = ["described", "tokens_in_words"]
 
@@ -42,9 +43,7 @@ def _wrong_cells(got: np.ndarray, expected: np.ndarray, budget: np.ndarray) -> n
     if got.shape != expected.shape:
         return None
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(got - expected)
-        error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0
-        error[np.isnan(error)] = np.inf
+        error = errors(got, expected)
         rows = np.sqrt((error * error).sum(-1)) > budget
     # A row beyond its budget in the 2-norm has such a cell.
     return rows[..., None] & (error > budget[..., None] / np.sqrt(got.shape[-1]))

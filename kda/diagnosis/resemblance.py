@@ -21,7 +21,7 @@ from kda.diagnosis.layout import WIDTH
 from kda.diagnosis.wrong import Examined, Wrong
 from kda.mutation.catalogue import Mistake
 from kda.numerics.budget import Budget, Judged
-from kda.numerics.compare import all_finite, compare
+from kda.numerics.compare import all_finite, compare, errors
 from kda.problem import Inputs, Outputs, Tile
 from kda.suite.laws import Subject
 from kda.support import TileChoice
@@ -257,9 +257,7 @@ def _distance(got: Outputs, other: Outputs) -> float:
     """The 2-norm of the difference over both outputs, which counts NaN or infinity for a number as the largest one."""
     square = 0.0
     for (_, mine), (_, theirs) in zip(got.tensors(), other.tensors(), strict=True):
-        with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.abs(mine - theirs)
-        apart[(mine == theirs) | (np.isnan(mine) & np.isnan(theirs))] = 0.0
+        apart = errors(mine, theirs)
         numbers = np.abs(np.concatenate([mine.ravel(), theirs.ravel()]))
         largest = float(numbers[np.isfinite(numbers)].max(initial=0.0)) or 1.0
         apart[~np.isfinite(apart)] = largest

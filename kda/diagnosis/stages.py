@@ -17,6 +17,7 @@ from kda.diagnosis.layout import WIDTH
 from kda.diagnosis.probes import Probed, Unprobed, probed
 from kda.diagnosis.steps import STEPS, Steps
 from kda.diagnosis.wrong import Wrong
+from kda.numerics.compare import errors
 from kda.references._layout import heads_first
 
 __all__ = ["GRID", "LOOP", "ORDER", "At", "StageCheck", "Staged", "first_wrong_stage"]
@@ -53,7 +54,7 @@ class StageCheck:
     @property
     def error(self) -> np.ndarray:
         """|got - expected|, 0 where both are the same infinity or NaN, infinite where one alone is."""
-        return _error(self.got, self.expected)
+        return errors(self.got, self.expected)
 
 
 @dataclass(frozen=True)
@@ -221,20 +222,12 @@ def _check(
 ) -> StageCheck:
     expected = np.broadcast_to(expected, got.shape)
     bound = np.broadcast_to(bound, got.shape)
-    return StageCheck(name, chunk, got, expected, bound, ~(_error(got, expected) <= bound) & ran[..., None, None])
+    return StageCheck(name, chunk, got, expected, bound, ~(errors(got, expected) <= bound) & ran[..., None, None])
 
 
 def _ran(name: str, chunk: int, ran: np.ndarray) -> StageCheck:
     got = ran[..., None, None].astype(np.float32)
     return StageCheck(name, chunk, got, np.ones_like(got), np.zeros_like(got), got == 0)
-
-
-def _error(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(got.astype(np.float64) - expected)
-    error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0
-    error[np.isnan(error)] = np.inf
-    return error
 
 
 def _stored_o(wrong: Wrong, seen: Probed, steps: Steps) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, at_words
 
-__all__ = ["Verdict", "all_finite", "compare", "difference", "row_errors", "unequal"]
+__all__ = ["Verdict", "all_finite", "compare", "difference", "errors", "row_errors", "unequal"]
 
 #: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
 TRUSTED_ROWS = 0.1
@@ -64,9 +64,7 @@ def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndar
     if got.shape != expected.shape:
         raise AssertionError(f"{tensor} has shape {got.shape}; expected {expected.shape}")
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        error = np.abs(got - expected)
-        error[(got == expected) | (np.isnan(got) & np.isnan(expected))] = 0.0  # equal infinities, NaN in both
-        error[np.isnan(error)] = np.inf
+        error = errors(got, expected)
         rows = np.sqrt((error * error).sum(-1))
         ratios = np.where(rows == 0, 0.0, rows / budget)
     worst = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
@@ -95,6 +93,15 @@ def row_errors(got: Outputs, expected: Outputs) -> Budget:
 def unequal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Where two arrays are not the same number; NaN is one, and so is zero of either sign."""
     return ~((one == other) | (np.isnan(one) & np.isnan(other)))
+
+
+def errors(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """|got - expected|, float64: 0 where both are NaN or the same infinity, infinite where one alone is NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(got.astype(np.float64) - expected)
+    error[~unequal(got, expected)] = 0.0
+    error[np.isnan(error)] = np.inf
+    return error
 
 
 def difference(got: Outputs, expected: Outputs) -> str | None:
