@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,21 @@ def resolve_target(target: str) -> Target:
     return target
 
 
-def compile_program(program: Callable[[], Any], target: Target, more_flags: tuple[str, ...] = ()) -> Any:
+def compile_program(
+    program: Callable[[], Any],
+    target: Target,
+    more_flags: tuple[str, ...] = (),
+    passes: Mapping[str, object] | None = None,
+) -> Any:
     """The compiled kernel of a TileLang program (a function that traces it), from the cache where it is there.
 
-    more_flags: for the compiler of the target, beside the usual ones.
+    more_flags: for the compiler of the target, beside the usual ones. passes: TileLang's options, the usual ones where
+    None.
     """
     tl = tilelang()
     traced = program()
     flags = [*(C_FLAGS if target == "c" else ()), *more_flags]
-    passes = {} if target == "c" else dict(CUDA_PASSES)
+    passes = dict(passes) if passes is not None else {} if target == "c" else dict(CUDA_PASSES)
     identity = [traced.script(show_meta=True), target, flags, passes, tl.__version__]
     if target == "cuda":
         import torch

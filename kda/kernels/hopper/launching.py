@@ -1,0 +1,118 @@
+"""Launching the Hopper program: `prep` over all chunks, then the walk that fills the chip."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from kda.formats import F32
+from kda.kernels import compile as compiling
+from kda.kernels.form import Call, Form
+
+__all__ = ["PASSES", "WALK_PASSES", "Walk", "launch", "walk_for"]
+
+CHUNK = 64
+D = 128
+
+#: Waits are written out in the programs, every access is inside its tensor, and 2^x is one instruction.
+PASSES: dict[str, object] = {
+    "tl.enable_fast_math": True,
+    "tl.disable_thread_storage_sync": True,
+    "tl.disable_safe_memory_legalize": True,
+}
+#: The warpgroups of a walk live side by side, which the pass that shares bytes between buffers does not see.
+WALK_PASSES: dict[str, object] = {**PASSES, "tl.disable_shared_memory_reuse": True}
+
+#: A walk, by the value channels of one program: the wide one has 64, the narrow one 32 or 16.
+Walk = Literal[16, 32, 64]
+NARROW: tuple[Walk, ...] = (16, 32)
+WIDE: Walk = 64
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def walk_for(heads: int, multiprocessors: int) -> Walk:
+    """The walk of so many heads of sequences: the narrowest all of whose programs run at once, one per multiprocessor.
+
+    A narrower program takes less time per chunk; two rounds of it take more than one of the next wider.
+    """
+    return next((width for width in NARROW if D // width * heads <= multiprocessors), WIDE)
+
+
+@functools.cache
+def _prep(form: Form, wide: bool) -> Any:
+    # Of states it knows nothing: forms that differ in them alone share it.
+    plain = replace(form, initial_state=False, final_state=False, state_v_first=False)
+    return _compiled_prep(plain, wide)
+
+
+@functools.cache
+def _walk(form: Form, walk: Walk) -> Any:
+    # What the gates were made of is behind it.
+    plain = replace(form, normalise=False, gate="log", beta="value", g_format=F32, beta_format=F32)
+    return _compiled_walk(plain, walk)
+
+
+@functools.cache
+def _compiled_prep(form: Form, wide: bool) -> Any:
+    compiling.tilelang()
+    from kda.kernels.hopper.prep import prep
+
+    return compiling.compile_program(lambda: prep(form, wide), "cuda", passes=PASSES)
+
+
+@functools.cache
+def _compiled_walk(form: Form, walk: Walk) -> Any:
+    compiling.tilelang()
+    from kda.kernels.hopper.walk import walk_narrow, walk_wide
+
+    made = walk_wide if walk == WIDE else functools.partial(walk_narrow, block_DV=walk)
+    return compiling.compile_program(lambda: made(form), "cuda", passes=WALK_PASSES)
+
+
+@functools.cache
+def _absent(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """What stands for a tensor that a call lacks: it has no elements."""
+    return torch.empty((0, *shape), dtype=dtype, device=device)
+
+
+def launch(call: Call, walk: Walk | None = None) -> None:
+    """Compute `call` into its o and final_state, on the current stream, without synchronising.
+
+    walk: None for that of `walk_for`. Between the two launches lie 74,240 bytes per chunk and value head.
+    """
+    tokens, H, _ = call.q.shape
+    HV, device, form = call.v.shape[1], call.q.device, call.form
+    if tokens == 0 or call.sequences == 0:
+        if call.final_state is not None:
+            call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
+        return
+    walk = walk or walk_for(HV * call.sequences, _multiprocessors(device))
+    # Slots for chunks: see prep.
+    slots = tokens // CHUNK + call.sequences if form.packed else call.sequences * -(-call.length // CHUNK)
+    X, tile = HV * slots, CHUNK * D
+    tiles = call.q.new_empty(X * (4 * tile + CHUNK * CHUNK))
+    W, Q_g, K_g = (tiles.as_strided((X, CHUNK, D), (tile, D, 1), i * X * tile) for i in range(3))
+    U_shape = (D, CHUNK) if walk == WIDE else (CHUNK, D)
+    U = tiles.as_strided((X, *U_shape), (tile, U_shape[1], 1), 3 * X * tile)
+    A_qk = tiles.as_strided((X, CHUNK, CHUNK), (CHUNK * CHUNK, CHUNK, 1), 4 * X * tile)
+    decay = torch.empty((X, D), dtype=torch.float32, device=device)
+
+    float32 = torch.float32
+    A_log = _absent(device, float32) if call.A_log is None else call.A_log
+    dt_bias = _absent(device, float32, D) if call.dt_bias is None else call.dt_bias
+    starts = _absent(device, torch.int32) if call.starts is None else call.starts
+    S_0 = _absent(device, float32, HV, D, D) if call.initial_state is None else call.initial_state
+    S_N = _absent(device, float32, HV, D, D) if call.final_state is None else call.final_state
+
+    between = (W, U, Q_g, K_g, A_qk, decay)
+    given = (call.q, call.k, call.v, call.g, call.beta, A_log, dt_bias, starts)
+    compiling.COUNTS.launches += 1
+    _prep(form, walk == WIDE)(*given, *between, slots, call.length, HV // H, call.lower_bound)
+    _walk(form, walk)(*between, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)

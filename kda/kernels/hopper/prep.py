@@ -1,0 +1,597 @@
+"""First launch of the Hopper program: everything about a chunk that does not need the state before it.
+
+One program makes one chunk of 64 tokens of one value head, for DK = DV = 128:
+
+    Q_g = q e^gamma                        queries, decayed since the chunk began
+    K_g = k e^(g_{j+1} + ... + g_C)        keys, carried to the chunk's end
+    W = A (K e^gamma),  U = A V            A = (I + beta M)^-1 diag(beta)
+    A_qk, e^gamma_C
+
+Gates. A decay is never an exponential of a sum: each element of g becomes a = e^g once, and every decay is a product of
+a's, so that it is at most 1 whatever the gates are, and no later token enters it. A warp owns 8 tokens, a group, and
+each of its threads 4 channels of all 8: products inside a group stay in registers, totals of groups meet in shared
+memory.
+
+Scores. M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31 across the border at 32, then
+16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of rows decayed since the border
+and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32.
+
+Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 M_21 A_11, twice.
+
+The waits between stages are written out: TileLang's own pass would also put them into unrolled loops (see
+docs/forward.md). Buffers whose lives do not meet share their bytes, and every wait below separates such lives too.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from kda.formats import BF16
+from kda.kernels.chunk import LOG2_E
+from kda.kernels.form import Form
+from kda.kernels.prologue import log_gate, strength
+
+__all__ = ["CHUNK", "D", "prep"]
+
+ACCUM = "float32"
+#: Tokens of a chunk, and channels of a key and of a value.
+CHUNK = 64
+D = 128
+#: Tokens of a group: those of one warp.
+GROUP = 8
+GROUPS = CHUNK // GROUP
+THREADS = 32 * GROUPS
+#: Channels of one thread.
+E = D // 32
+#: A row of M in shared memory: no two of four blocks that are read side by side meet in a bank.
+LD = 68
+
+
+@T.macro
+def _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows):  # type: ignore[no-untyped-def]
+    # Dense: sequences have equally many slots. Packed: that of sequence s, chunk t is starts[s] // C + s + t, which
+    # nobody has to count; a slot that is not taken has rows <= 0.
+    if form.packed:
+        lo[0] = 0
+        hi[0] = Starts.shape[0] - 2
+        while lo[0] < hi[0]:
+            mid[0] = (lo[0] + hi[0] + 1) // 2
+            if Starts[mid[0]] // CHUNK + mid[0] <= slot:
+                lo[0] = mid[0]
+            else:
+                hi[0] = mid[0] - 1
+        begin[0] = Starts[lo[0]] + (slot - Starts[lo[0]] // CHUNK - lo[0]) * CHUNK
+        rows[0] = Starts[lo[0] + 1] - begin[0]
+    else:
+        mid[0] = T.truncdiv(length + CHUNK - 1, CHUNK)
+        lo[0] = T.truncdiv(slot, mid[0])
+        begin[0] = lo[0] * length + (slot - lo[0] * mid[0]) * CHUNK
+        rows[0] = (lo[0] + 1) * length - begin[0]
+
+
+#: Value e of a row of 16-bit values in float32, in one instruction: from the pair it lies in.
+_WIDEN = """
+#include <cuda_fp16.h>
+__device__ __forceinline__ void kda_prefetch(const void *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+template <typename Operand> __device__ __forceinline__ float kda_widen(const Operand &pair, int odd) {
+  const unsigned bits = *reinterpret_cast<const unsigned *>(&pair);
+  BODY
+}
+"""
+_BODY = {
+    "bfloat16": "return __uint_as_float(odd ? bits & 0xffff0000u : bits << 16);",
+    "float16": "const __half2 two = *reinterpret_cast<const __half2 *>(&bits); return odd ? __high2float(two) : __low2float(two);",
+}
+
+
+def _wide(x: Any, r: Any, e: Any) -> Any:
+    return T.call_extern(ACCUM, "kda_widen", x[r, e // 2 * 2], e % 2)
+
+
+@T.macro
+def _dot(j, slot, a, q, k, e, decayed, sums):  # type: ignore[no-untyped-def]
+    # Channel e of row i against key j, for i >= j: q first, then k, into sums[slot ..].
+    decayed[0] = _wide(k, j, e)
+    sums[slot] = sums[slot] + _wide(q, j, e) * decayed[0]
+    for r in T.unroll(GROUP - 1 - j):
+        decayed[0] = decayed[0] * a[j + 1 + r, e]
+        sums[slot + 1 + r] = sums[slot + 1 + r] + _wide(q, j + 1 + r, e) * decayed[0]
+        sums[slot + GROUP - j + r] = sums[slot + GROUP - j + r] + _wide(k, j + 1 + r, e) * decayed[0]
+
+
+@T.macro
+def _spread(lane, step, count, sums, sent):  # type: ignore[no-untyped-def]
+    # One round of a butterfly: each lane keeps half of its sums, and adds the other lane's part of them.
+    for n in T.unroll(count // 2):
+        sent[0] = T.if_then_else(lane // step % 2 == 1, sums[n], sums[n + count // 2])
+        sums[n] = T.if_then_else(lane // step % 2 == 1, sums[n + count // 2], sums[n]) + T.shfl_xor(sent[0], step)
+
+
+@T.macro
+def _couple(j, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent):  # type: ignore[no-untyped-def]
+    # Column j of the diagonal block has 8 - j products with q and 7 - j with k, so that columns j and 7 - j have 16.
+    # q and k come from shared memory each time: kept in registers for all columns they would not fit.
+    T.sync_warp()
+    for r in T.unroll(GROUP - j):
+        for e in T.vectorized(E):
+            q[j + r, e] = Q_s[row + j + r, c0 + e]
+        for e in T.vectorized(E):
+            k[j + r, e] = K_s[row + j + r, c0 + e]
+    for n in T.unroll(2 * GROUP):
+        sums[n] = 0.0
+    for e in T.unroll(E):
+        _dot(j, 0, a, q, k, e, decayed, sums)
+        _dot(7 - j, 15 - 2 * j, a, q, k, e, decayed, sums)
+    _spread(lane, 16, 16, sums, sent)
+    _spread(lane, 8, 8, sums, sent)
+    _spread(lane, 4, 4, sums, sent)
+    _spread(lane, 2, 2, sums, sent)
+
+
+@T.macro
+def _pairs(half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, two, sent, pairs):  # type: ignore[no-untyped-def]
+    # Two couples of columns are 32 sums: lane n ends with sum n // 2 of couple n % 2.
+    _couple(2 * half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent)
+    two[0] = sums[0]
+    _couple(2 * half + 1, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent)
+    two[1] = sums[0]
+    _spread(lane, 1, 2, two, sent)
+    pairs[half] = two[0]
+
+
+@T.macro
+def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no-untyped-def]
+    first = 2 * half + lane % 2
+    of_first = lane // 2 < 15 - 2 * first
+    j = T.if_then_else(of_first, first, 7 - first)
+    n = T.if_then_else(of_first, lane // 2, lane // 2 - (15 - 2 * first))
+    if n < GROUP - j:
+        A_s[group * GROUP + j + n, group * GROUP + j] = T.Cast(operand, pairs[half])
+    else:
+        M_s[group * GROUP + j + 1 + n - (GROUP - j), group * GROUP + j] = pairs[half]
+
+
+@T.macro
+def _normalise(X_s, row, c0, f, sent, operand):  # type: ignore[no-untyped-def]
+    sent[0] = 0.0
+    for e in T.unroll(E):
+        f[e] = T.Cast(ACCUM, X_s[row, c0 + e])
+        sent[0] = sent[0] + f[e] * f[e]
+    sent[0] = T.rsqrt(T.warp_reduce_sum(sent[0]) + 1e-6)
+    for e in T.vectorized(E):
+        X_s[row, c0 + e] = T.Cast(operand, f[e] * sent[0])
+
+
+@T.macro
+def _write(f, factor, tile, row, c0, operand):  # type: ignore[no-untyped-def]
+    for e in T.vectorized(E):
+        tile[row, c0 + e] = T.Cast(operand, f[e] * factor[e])
+
+
+@T.macro
+def _write_level(X_s, at, below, place, r, kp, km, qp, c0, operand):  # type: ignore[no-untyped-def]
+    # One token in the operands of a level: below its border as two rows, q and k, above it as a key.
+    if below:
+        _write(qp, at, X_s, place + r, c0, operand)
+        _write(kp, at, X_s, 32 + place + r, c0, operand)
+    else:
+        _write(km, at, X_s, 64 + place + r, c0, operand)
+
+
+@T.macro
+def _merge(tx, M_s, Ai_s, T16_s, z):  # type: ignore[no-untyped-def]
+    # A_21 = -A_22 (M_21 A_11) of both 32 x 32 blocks: row i of 16, columns c and c + 1.
+    block = tx // 128
+    i = tx % 128 // 8
+    c = tx % 8 * 2
+    for e in T.unroll(2):
+        z[e] = 0.0
+    for n in T.unroll(16):
+        for e in T.unroll(2):
+            z[e] = z[e] + M_s[block * 32 + 16 + i, block * 32 + n] * Ai_s[block * 32 + n, c + e]
+    T.sync_threads()
+    for e in T.vectorized(2):
+        T16_s[block * 16 + i, c + e] = z[e]
+    T.sync_threads()
+    for e in T.unroll(2):
+        z[e] = 0.0
+    for n in T.unroll(16):
+        for e in T.unroll(2):
+            z[e] = z[e] - Ai_s[block * 32 + 16 + i, 16 + n] * T16_s[block * 16 + n, c + e]
+    for e in T.vectorized(2):
+        Ai_s[block * 32 + 16 + i, c + e] = z[e]
+    T.sync_threads()
+
+
+@T.macro
+def _product(tx, left, right, first, out, f, sign):  # type: ignore[no-untyped-def]
+    # out = sign left[first:] right[:32], 32 x 32 in float32: row tx // 8, four columns.
+    for e in T.unroll(E):
+        f[e] = 0.0
+    for n in T.unroll(32):
+        for e in T.unroll(E):
+            f[e] = f[e] + left[first + tx // 8, n] * right[n, tx % 8 * E + e]
+    T.sync_threads()
+    for e in T.unroll(E):
+        f[e] = sign * f[e]
+    for e in T.vectorized(E):
+        out[tx // 8, tx % 8 * E + e] = f[e]
+
+
+@T.macro
+def _apply(A_s, Ke_s, V_s, fW, fU, transposed, first):  # type: ignore[no-untyped-def]
+    T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=first)
+    if transposed:
+        T.wgmma_gemm(
+            V_s, A_s, fU, transpose_A=True, transpose_B=True, clear_accum=first, policy=T.GemmWarpPolicy.FullRow
+        )
+    else:
+        T.wgmma_gemm(A_s, V_s, fU, clear_accum=first)
+    T.wait_wgmma(0)
+
+
+def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
+    """The TileLang program of one form. transposed: U is written as [X, D, C], for the walk that keeps S^T in registers.
+
+    Inputs as in `Call`; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
+    W, Q_g, K_g: [X, C, D], U: [X, C, D], A_qk: [X, C, C] in the operand format, decay: [X, D] float32, e^gamma_C.
+    """
+    op = form.operand.name
+    tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
+    tf32 = form.operand is BF16
+
+    @T.prim_func
+    def kda_prep(
+        Q: T.Tensor([tokens, H, D], op),
+        K: T.Tensor([tokens, H, D], op),
+        V: T.Tensor([tokens, HV, D], op),
+        G: T.Tensor([tokens, HV, D], form.g_format.name),
+        Beta: T.Tensor([tokens, HV], form.beta_format.name),
+        A_log: T.Tensor([HA], ACCUM),
+        dt_bias: T.Tensor([HB, D], ACCUM),
+        Starts: T.Tensor([S1], "int32"),
+        W: T.Tensor([X, CHUNK, D], op),
+        U: T.Tensor([X, D, CHUNK] if transposed else [X, CHUNK, D], op),
+        Q_g: T.Tensor([X, CHUNK, D], op),
+        K_g: T.Tensor([X, CHUNK, D], op),
+        A_qk: T.Tensor([X, CHUNK, CHUNK], op),
+        decay: T.Tensor([X, D], ACCUM),
+        slots: T.int32,
+        length: T.int32,
+        sharing: T.int32,
+        lower_bound: T.float32,
+    ):
+        with T.Kernel(slots, HV, threads=THREADS, prelude=_WIDEN.replace("BODY", _BODY[op])) as (slot, h):
+            T.annotate_min_blocks_per_sm(2)
+            tx = T.get_thread_binding(0)
+            lane = tx % 32
+            # A group writes as many rows of queries as its number has bits, and warps w and w + 4 share a scheduler.
+            group = T.alloc_var("int32")
+            group = T.get_warp_idx_sync()
+            if group >= GROUPS // 2:
+                group = GROUPS + 3 - group
+            c0 = lane * E
+            row = group * GROUP
+            x = h * slots + slot
+
+            lo = T.alloc_local([1], "int32")
+            hi = T.alloc_local([1], "int32")
+            mid = T.alloc_local([1], "int32")
+            begin = T.alloc_local([1], "int32")
+            rows = T.alloc_local([1], "int32")
+            hq = T.alloc_local([1], "int32")
+
+            q = T.alloc_local([GROUP, E], op)
+            k = T.alloc_local([GROUP, E], op)
+            a = T.alloc_local([GROUP, E], ACCUM)
+            ke = T.alloc_local([GROUP, E], op)
+            until = T.alloc_local([GROUP, E], ACCUM)
+            raw = T.alloc_local([GROUP, E], form.g_format.name)
+            bias = T.alloc_local([E], ACCUM)
+            slope = T.alloc_local([1], ACCUM)
+            sums = T.alloc_local([2 * GROUP], ACCUM)
+            two = T.alloc_local([2], ACCUM)
+            sent = T.alloc_local([1], ACCUM)
+            decayed = T.alloc_local([1], ACCUM)
+            pairs = T.alloc_local([2], ACCUM)
+            steep = T.alloc_local([1], "int32")  # whether a beta of the chunk is above 1
+            since = T.alloc_local([E], ACCUM)
+            pre = T.alloc_local([E], ACCUM)
+            post = T.alloc_local([E], ACCUM)
+            at32 = T.alloc_local([E], ACCUM)
+            at16 = T.alloc_local([E], ACCUM)
+            at8 = T.alloc_local([E], ACCUM)
+            qp = T.alloc_local([E], ACCUM)
+            kp = T.alloc_local([E], ACCUM)
+            km = T.alloc_local([E], ACCUM)
+            f = T.alloc_local([E], ACCUM)
+            y = T.alloc_local([16], ACCUM)
+            z = T.alloc_local([2], ACCUM)
+
+            total_s = T.alloc_shared([GROUPS + 1, D], ACCUM)  # of each group; in the last row, beta
+            X32 = T.alloc_shared([96, D], op)
+            X16 = T.alloc_shared([96, D], op)
+            X8 = T.alloc_shared([96, D], op)
+            Qg_s = T.alloc_shared([CHUNK, D], op)
+            Kg_s = T.alloc_shared([CHUNK, D], op)
+            V_s = T.alloc_shared([CHUNK, D], op)
+            Ke_s = T.alloc_shared([CHUNK, D], op)
+            M_s = T.alloc_shared([CHUNK, LD], ACCUM)
+            M32_s = T.alloc_shared([32, 32], ACCUM)
+            Ai_s = T.alloc_shared([CHUNK, 32], ACCUM)
+            T16_s = T.alloc_shared([32, 18], ACCUM)
+            T32_s = T.alloc_shared([32, 32], ACCUM)
+            A21_s = T.alloc_shared([32, 32], ACCUM)
+            A_s = T.alloc_shared([CHUNK, CHUNK], op)
+            Aqk_s = T.alloc_shared([CHUNK, CHUNK], op)
+            W_s = T.alloc_shared([CHUNK, D], op)
+            U_s = T.alloc_shared([D, CHUNK] if transposed else [CHUNK, D], op)
+            qk_here = T.alloc_barrier([1])
+            v_here = T.alloc_barrier([1])
+
+            f32 = T.alloc_fragment([CHUNK, 32], ACCUM)
+            f16 = T.alloc_fragment([CHUNK, 32], ACCUM)
+            f8 = T.alloc_fragment([CHUNK, 32], ACCUM)
+            fT = T.alloc_fragment([32, 32], ACCUM)
+            fA = T.alloc_fragment([32, 32], ACCUM)
+            fW = T.alloc_fragment([CHUNK, D], ACCUM)
+            fU = T.alloc_fragment([D, CHUNK] if transposed else [CHUNK, D], ACCUM)
+
+            hq[0] = T.truncdiv(h, sharing)
+            _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows)
+            if form.packed:
+                if rows[0] <= 0:
+                    T.thread_return()
+            # ---- Load. A last chunk has rows that are not its own: they become q = k = 0 and a = 1.
+            if tx < 32:
+                T.tma_copy(Q[begin[0] : begin[0] + CHUNK, hq[0], :], Qg_s, barrier=qk_here[0], leader_scope_threads=32)
+                T.tma_copy(K[begin[0] : begin[0] + CHUNK, hq[0], :], Kg_s, barrier=qk_here[0], leader_scope_threads=32)
+            if tx == 0:
+                T.barrier_arrive(qk_here[0])
+            if form.gate != "log":
+                slope[0] = 1.0
+                if HA > 0:
+                    slope[0] = exp(A_log[h])
+                for e in T.unroll(E):
+                    bias[e] = 0.0
+                if HB > 0:
+                    for e in T.vectorized(E):
+                        bias[e] = dt_bias[h, c0 + e]
+            if rows[0] >= CHUNK:
+                for r in T.unroll(GROUP):
+                    for e in T.vectorized(E):
+                        raw[r, e] = G[begin[0] + row + r, h, c0 + e]
+            else:
+                for r in T.unroll(GROUP):
+                    for e in T.vectorized(E):
+                        raw[r, e] = T.Cast(form.g_format.name, 0.0)
+                    if row + r < rows[0]:
+                        for e in T.vectorized(E):
+                            raw[r, e] = G[begin[0] + row + r, h, c0 + e]
+            if tx < CHUNK:
+                total_s[GROUPS, tx] = 0.0
+                if tx < rows[0]:
+                    total_s[GROUPS, tx] = strength(form, T.Cast(ACCUM, Beta[begin[0] + tx, h]))
+
+            # What the program that comes `ahead` later will load, on its way from memory to the cache.
+            if ahead:
+                lo[0] = begin[0] + ahead * CHUNK
+                hi[0] = h + T.truncdiv(lo[0], tokens)
+                lo[0] = lo[0] - T.truncdiv(lo[0], tokens) * tokens + tx // 4
+                mid[0] = T.truncdiv(hi[0], sharing)
+                if hi[0] < HV and lo[0] < tokens:
+                    T.call_extern("handle", "kda_prefetch", T.address_of(G[lo[0], hi[0], tx % 4 * 32]))
+                    if tx % 4 < 2:
+                        T.call_extern("handle", "kda_prefetch", T.address_of(Q[lo[0], mid[0], tx % 2 * 64]))
+                        T.call_extern("handle", "kda_prefetch", T.address_of(V[lo[0], hi[0], tx % 2 * 64]))
+                    else:
+                        T.call_extern("handle", "kda_prefetch", T.address_of(K[lo[0], mid[0], tx % 2 * 64]))
+
+            # ---- Gates: a = e^g, once per element; what a whole group decays by goes to the others.
+            for e in T.unroll(E):
+                since[e] = 1.0
+            for r in T.unroll(GROUP):
+                for e in T.unroll(E):
+                    a[r, e] = T.exp2(log_gate(form, T.Cast(ACCUM, raw[r, e]), slope[0], bias[e], lower_bound) * LOG2_E)
+                    if form.gate != "log":
+                        a[r, e] = T.if_then_else(row + r < rows[0], a[r, e], 1.0)
+                    since[e] = since[e] * a[r, e]
+            for e in T.vectorized(E):
+                total_s[group, c0 + e] = since[e]
+
+            T.barrier_wait(qk_here[0], 0)
+            for r in T.unroll(GROUP):
+                if row + r >= rows[0]:
+                    for e in T.vectorized(E):
+                        Qg_s[row + r, c0 + e] = T.Cast(op, 0.0)
+                    for e in T.vectorized(E):
+                        Kg_s[row + r, c0 + e] = T.Cast(op, 0.0)
+            if form.normalise:
+                for r in T.unroll(GROUP):
+                    _normalise(Qg_s, row + r, c0, f, sent, op)
+                    _normalise(Kg_s, row + r, c0, f, sent, op)
+
+            # ---- Scores on the diagonal.
+            _pairs(0, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
+            _pairs(1, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
+
+            T.sync_threads()
+            # ---- What the other groups make of a product inside this one: since the chunk began, until its end, and
+            # since or until the border of each level, as this group lies below or above it.
+            for e in T.unroll(E):
+                pre[e] = 1.0
+                post[e] = 1.0
+                at32[e] = 1.0
+                at16[e] = 1.0
+                at8[e] = 1.0
+            for other in T.unroll(GROUPS):
+                for e in T.vectorized(E):
+                    f[e] = total_s[other, c0 + e]
+                if other < group:
+                    for e in T.unroll(E):
+                        pre[e] = pre[e] * f[e]
+                if other > group:
+                    for e in T.unroll(E):
+                        post[e] = post[e] * f[e]
+                if other // 4 == group // 4 and (other - group) * (group // 4 * 2 - 1) < 0:
+                    for e in T.unroll(E):
+                        at32[e] = at32[e] * f[e]
+                if other // 2 == group // 2 and (other - group) * (group // 2 % 2 * 2 - 1) < 0:
+                    for e in T.unroll(E):
+                        at16[e] = at16[e] * f[e]
+            if group == GROUPS - 1:
+                for e in T.unroll(E):
+                    f[e] = pre[e] * since[e]
+                for e in T.vectorized(E):
+                    decay[x, c0 + e] = f[e]
+
+            # ---- Operands: decayed since a border, or until one.
+            for e in T.unroll(E):
+                until[GROUP - 1, e] = 1.0
+                since[e] = 1.0
+            for back in T.unroll(GROUP - 1):
+                for e in T.unroll(E):
+                    until[GROUP - 2 - back, e] = until[GROUP - 1 - back, e] * a[GROUP - 1 - back, e]
+            for r in T.unroll(GROUP):
+                for e in T.vectorized(E):
+                    q[r, e] = Qg_s[row + r, c0 + e]
+                for e in T.vectorized(E):
+                    k[r, e] = Kg_s[row + r, c0 + e]
+                for e in T.unroll(E):
+                    since[e] = since[e] * a[r, e]
+                    qp[e] = _wide(q, r, e) * since[e]
+                    kp[e] = _wide(k, r, e) * since[e]
+                    km[e] = _wide(k, r, e) * until[r, e]
+                for e in T.vectorized(E):
+                    ke[r, e] = T.Cast(op, kp[e] * pre[e])
+                _write(qp, pre, Qg_s, row + r, c0, op)
+                _write(km, post, Kg_s, row + r, c0, op)
+                _write_level(X32, at32, group // 4 == 1, group % 4 * GROUP, r, kp, km, qp, c0, op)
+                _write_level(X16, at16, group // 2 % 2 == 1, group // 4 * 16 + group % 2 * GROUP, r, kp, km, qp, c0, op)
+                _write_level(X8, at8, group % 2 == 1, group // 2 * GROUP, r, kp, km, qp, c0, op)
+
+            # ---- Scores across the borders.
+            T.fence_proxy_async()
+            T.sync_threads()
+            T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)
+            T.wgmma_gemm(X16[0:64, :], X16[64:96, :], f16, transpose_B=True, clear_accum=True)
+            T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
+            if tx < 32:
+                T.tma_copy(Qg_s, Q_g[x, :, :], leader_scope_threads=32)
+                T.tma_copy(Kg_s, K_g[x, :, :], leader_scope_threads=32)
+            T.wait_wgmma(0)
+            if tx < 32:
+                T.tma_store_wait(0, True)
+            T.sync_threads()  # the operands have been read: their bytes are V's, K's and M's from here on
+            if tx < 32:
+                T.fence_proxy_async()
+                T.tma_copy(V[begin[0] : begin[0] + CHUNK, h, :], V_s, barrier=v_here[0], leader_scope_threads=32)
+            if tx == 0:
+                T.barrier_arrive(v_here[0])
+            for r in T.unroll(GROUP):
+                for e in T.vectorized(E):
+                    Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
+            _store_pair(0, lane, group, pairs, M_s, Aqk_s, op)
+            _store_pair(1, lane, group, pairs, M_s, Aqk_s, op)
+            for i, j in T.Parallel(CHUNK, CHUNK):
+                if j > i:
+                    Aqk_s[i, j] = T.Cast(op, 0.0)
+            for i, j in T.Parallel(CHUNK, 32):
+                if i < 32:
+                    Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
+            for i, j in T.Parallel(CHUNK, 32):
+                if i >= 32:
+                    M32_s[i - 32, j] = f32[i, j]
+            for i, j in T.Parallel(CHUNK, 32):
+                if i // 16 == j // 16:
+                    Aqk_s[16 + i // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = T.Cast(op, f16[i, j])
+            for i, j in T.Parallel(CHUNK, 32):
+                if i // 16 == j // 16 + 2:
+                    M_s[16 + (i - 32) // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = f16[i, j]
+            for i, j in T.Parallel(CHUNK, 32):
+                if i // 8 == j // 8:
+                    Aqk_s[8 + i // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = T.Cast(op, f8[i, j])
+            for i, j in T.Parallel(CHUNK, 32):
+                if i // 8 == j // 8 + 4:
+                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
+            steep[0] = T.syncthreads_or(T.if_then_else(total_s[GROUPS, tx % CHUNK] > 1.0, 1, 0))
+
+            # ---- Solve: the 16 x 16 blocks of A, one column a thread.
+            if tx < CHUNK:
+                for r in T.unroll(16):
+                    y[r] = T.if_then_else(r == tx % 16, 1.0, 0.0)
+                for j in T.unroll(16):
+                    y[j] = y[j] * total_s[GROUPS, tx // 16 * 16 + j]
+                    for r in T.unroll(15 - j):
+                        y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * y[j]
+                for r in T.unroll(16):
+                    Ai_s[tx // 16 * 16 + r, tx % 32] = y[r]
+            else:
+                for r in T.unroll(16):
+                    if tx < 2 * CHUNK:  # above the diagonal of the 32 x 32 blocks
+                        Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
+            T.sync_threads()
+            _merge(tx, M_s, Ai_s, T16_s, z)  # 16 -> 32
+            # 32 -> 64: on the tensor cores if A is well conditioned and will be rounded to bf16 (8 bits, of tf32's 11).
+            if form.operand is BF16:
+                if steep[0] == 0:
+                    T.gemm(M32_s, Ai_s[0:32, :], fT, clear_accum=True)
+                    T.sync_threads()
+                    T.copy(fT, T32_s)
+                    T.sync_threads()
+                    T.gemm(Ai_s[32:64, :], T32_s, fA, clear_accum=True)
+                    T.sync_threads()
+                    for i, j in T.Parallel(32, 32):
+                        A21_s[i, j] = -fA[i, j]
+                else:
+                    _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0)
+                    T.sync_threads()
+                    _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0)
+            else:
+                _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0)
+                T.sync_threads()
+                _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0)
+            T.sync_threads()
+            for i, j in T.Parallel(32, 32):
+                A_s[32 + i, j] = T.Cast(op, A21_s[i, j])
+            for i, j in T.Parallel(32, 32):
+                A_s[i, j] = T.Cast(op, Ai_s[i, j])
+            for i, j in T.Parallel(32, 32):
+                A_s[32 + i, 32 + j] = T.Cast(op, Ai_s[32 + i, j])
+            for i, j in T.Parallel(32, 32):
+                A_s[i, 32 + j] = T.Cast(op, 0.0)
+
+            # ---- W = A (K e^gamma), U = A V.
+            T.barrier_wait(v_here[0], 0)
+            if rows[0] < CHUNK:  # what follows a last chunk is another sequence's
+                for i, j in T.Parallel(CHUNK, D):
+                    if i >= rows[0]:
+                        V_s[i, j] = T.Cast(op, 0.0)
+            T.fence_proxy_async()
+            T.sync_threads()
+            _apply(A_s, Ke_s, V_s, fW, fU, transposed, True)
+            if steep[0] != 0:
+                # Where a beta is above 1 the entries of A need not fade along a row, and what rounding them costs adds
+                # up: there A is the sum of two rounded matrices.
+                T.sync_threads()
+                for i, j in T.Parallel(32, 32):
+                    A_s[32 + i, j] = T.Cast(op, A21_s[i, j] - T.Cast(ACCUM, T.Cast(op, A21_s[i, j])))
+                for i, j in T.Parallel(32, 32):
+                    A_s[i, j] = T.Cast(op, Ai_s[i, j] - T.Cast(ACCUM, T.Cast(op, Ai_s[i, j])))
+                for i, j in T.Parallel(32, 32):
+                    A_s[32 + i, 32 + j] = T.Cast(op, Ai_s[32 + i, j] - T.Cast(ACCUM, T.Cast(op, Ai_s[32 + i, j])))
+                T.fence_proxy_async()
+                T.sync_threads()
+                _apply(A_s, Ke_s, V_s, fW, fU, transposed, False)
+            T.sync_threads()
+            T.copy(fW, W_s)
+            T.copy(fU, U_s)
+            T.fence_proxy_async()
+            T.sync_threads()
+            T.copy(W_s, W[x, :, :])
+            T.copy(U_s, U[x, :, :])
+            T.copy(Aqk_s, A_qk[x, :, :])
+
+    return kda_prep
