@@ -49,9 +49,7 @@ def _carry_keys(on, K_s, G_s, border, total, Kc_s):  # type: ignore[no-untyped-d
                 total[0] = total[0] + G_s[j, d]
 
 
-def kda_forward(
-    on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int, form: Form | None = None
-) -> Any:
+def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int, form: Form | None = None) -> Any:
     """The TileLang program for one tile and form (None: the plain one); the number of tokens and heads stay symbolic.
 
     C: a multiple of 16. Tensors are those of a `Call`: N tokens in all, HV value heads, of which HV / H read one head

@@ -160,7 +160,7 @@ def _compiled(
     stages = 0 if target == "c" else tile.num_stages
     # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
     flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.flags() if check_tiles else ()
-    choice = (on, DK, DV, tile.C, tile.block_DV, stages, *([form] if form else []))
+    choice: tuple[Any, ...] = (on, DK, DV, tile.C, tile.block_DV, stages, *([form] if form else []))
     return compiling.compile_program(lambda: made(*choice), target, flags)
 
 
@@ -288,10 +288,7 @@ def _run(
     if kernel is CHUNK:
         execute(compiled, [*arguments, buffers["o"], buffers["final_state"]], 6)
     else:
-        flat = [t.flatten(0, 1) for t in (*arguments[:5], buffers["o"])]
-        states = {"initial_state": arguments[5], "final_state": buffers["final_state"]}
-        call = Call(Form(tile.dtype), *flat, sequences=sizes.B, length=sizes.N, scale=1.0, **states)
-        execute(compiled, parameters(call), OUTPUT)
+        execute(compiled, parameters(_plain(tile.dtype, sizes, arguments, **buffers)), OUTPUT)
     outside = bounds.seen(compiled.get_kernel_source()) if check_tiles else None
     if outside is not None:
         raise bounds.TileError(outside)
@@ -302,6 +299,17 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     # A slice with axes of length 1 counts as contiguous wherever it starts; the kernel loads 16 bytes at a time.
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def _plain(
+    operand: Format, sizes: Sizes, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor
+) -> Call:
+    """B sequences of N tokens each, behind one another."""
+    q, k, v, g, beta, o = (t.flatten(0, 1) for t in (*arguments[:5], o))
+    form, initial_state = Form(operand), arguments[5]
+    return Call(
+        *(form, q, k, v, g, beta, o, sizes.B, sizes.N, 1.0), initial_state=initial_state, final_state=final_state
+    )
 
 
 #: Where o is among the `parameters` of `kda_forward`.

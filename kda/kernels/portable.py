@@ -35,8 +35,8 @@ def tile_for(operand: Format, DK: int, DV: int, target: str) -> Tile:
 def launch(call: Call, tile: Tile | None = None) -> None:
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
-    tile: None for that of `tile_for`; its dtype is the form's. Allocates nothing, but on a CPU a float32 copy of what is
-    bfloat16. Raises InputError for channels that no tile fits.
+    tile: None for that of `tile_for`; its dtype is the form's. Nothing is allocated, but on a CPU a float32 copy of
+    what is bfloat16. Raises InputError for channels that no tile fits.
     """
     form, DK, DV = call.form, call.q.shape[-1], call.v.shape[-1]
     target = "cuda" if call.q.is_cuda else "c"
@@ -44,10 +44,8 @@ def launch(call: Call, tile: Tile | None = None) -> None:
     if call.sequences == 0:
         return
     if call.q.shape[0] == 0:  # no tokens: tensors without elements have no address to give to a program
-        if call.final_state is not None and call.initial_state is None:
-            call.final_state.zero_()
-        elif call.final_state is not None:
-            call.final_state.copy_(call.initial_state)
+        if call.final_state is not None:
+            call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
         return
     kernel = compiled_kernel(tile, DK, DV, target, kernel=FORWARD, form=form)
     execute(kernel, parameters(call), OUTPUT)

@@ -26,7 +26,7 @@ LOG1P_TERMS = (0.1333333, 0.1538462, 0.1818182, 0.2222222, 0.2857143, 0.4, 0.666
 
 
 def normalised(machine: Arithmetic, x: np.ndarray) -> np.ndarray:
-    """x / sqrt(|x|^2 + EPSILON) along the last axis, rounded to the operand format."""
+    """Each row of x over sqrt(|x|^2 + EPSILON), rounded to the operand format."""
     parts = x.reshape(*x.shape[:-1], -1, NORM_PART)
     sums = np.zeros(parts.shape[:-1], machine.accum)
     for d in range(NORM_PART):
