@@ -45,7 +45,7 @@ DTYPES: tuple[Format, ...] = (F16, BF16, F32)
 CHUNKS = (16, 32, 64)
 BLOCKS_DV = (16, 32, 64, 128)
 MAX_CHANNELS = 128
-#: Programs along the second and third axes of a CUDA grid, which are H and B.
+#: Programs along the second and third axes of a CUDA grid, which are H and B for `kda_chunk`.
 MAX_GRID = 65535
 #: Bytes to which every buffer must be aligned: the widest load of the kernel.
 ALIGNMENT = 16
@@ -129,7 +129,7 @@ def check_tile(tile: Tile, sizes: Sizes, target: str, kernel: Kernel = CHUNK) ->
     if tile.threads is not None and (tile.threads % 32 or not 32 <= tile.threads <= 1024):
         raise InputError(f"threads is {tile.threads}; expected a multiple of 32 from 32 to 1024")
     for axis, size in (("B", sizes.B), ("H", sizes.H)):
-        if target == "cuda" and size > MAX_GRID:
+        if target == "cuda" and kernel is CHUNK and size > MAX_GRID:
             raise InputError(f"{axis} is {size}; expected at most {MAX_GRID}, the extent of a CUDA grid")
     needed = kernel.shared_memory(tile, sizes.DK)
     if target == "cuda" and needed > SHARED_MEMORY:

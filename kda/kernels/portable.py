@@ -41,9 +41,9 @@ def launch(call: Call, tile: Tile | None = None) -> None:
     form, DK, DV = call.form, call.q.shape[-1], call.v.shape[-1]
     target = "cuda" if call.q.is_cuda else "c"
     tile = tile or tile_for(form.operand, DK, DV, target)
-    if call.sequences == 0:
+    if call.sequences == 0:  # a grid has one program at least
         return
-    if call.q.shape[0] == 0:  # no tokens: tensors without elements have no address to give to a program
+    if call.q.shape[0] == 0:  # nor has a tensor without elements an address
         if call.final_state is not None:
             call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
         return
