@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -83,8 +84,13 @@ def target_of(chosen: Implementation, target: str) -> str:
     return target
 
 
+def _required(function: Callable[..., object]) -> int:
+    """How many parameters of `function` have no default."""
+    return sum(p.default is p.empty for p in inspect.signature(function).parameters.values())
+
+
 def _made(found: object, name: str) -> Implementation:
-    if inspect.isfunction(found) and len(inspect.signature(found).parameters) == 6:
+    if inspect.isfunction(found) and _required(found) == 6:
         from kda.implementations.builtin import KdaChunk, KdaForward
 
         # An edited copy of kda/kernels/chunk.py or forward.py, under which name it is launched.

@@ -33,6 +33,10 @@ class Dialect:
     def __init__(self, operand: Format) -> None:
         self.format = operand
 
+    def stored(self, form: Format) -> str:
+        """TileLang dtype in global memory of a tensor in the format `form`."""
+        return form.name
+
     def launch(self, *grid: Any) -> Any:
         """The launch frame over `grid` programs."""
         raise NotImplementedError
@@ -77,7 +81,10 @@ class CpuDialect(Dialect):
 
     def __init__(self, operand: Format) -> None:
         super().__init__(operand)
-        self.operand = "float32" if operand.name == "bfloat16" else operand.name
+        self.operand = self.stored(operand)
+
+    def stored(self, form: Format) -> str:
+        return "float32" if form.name == "bfloat16" else form.name
 
     def launch(self, *grid: Any) -> Any:
         return T.Kernel(*grid)

@@ -18,10 +18,10 @@ Otherwise, per chunk, with gamma summed since the chunk began, all is the articl
     O     = (Q e^gamma) S + A_qk V~
     S    <- Diag(e^gamma_C) S + (K e^(g_{j+1} + ... + g_C))^T V~  the keys, carried to the border where the chunk ends
 
-As in `kda_chunk`, one program walks one head of one batch and carries a [DK, block_DV] slice of the state.
+As in `kda_chunk`, one program walks one value head of one sequence and carries a [DK, block_DV] slice of the state.
+What else a call may ask for (kda/kernels/form.py) is done where tiles are loaded and where results are stored; nothing
+between the two knows of it.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -29,6 +29,8 @@ import tilelang.language as T
 
 from kda.kernels.chunk import LOG2_E
 from kda.kernels.dialect import ACCUM, Dialect
+from kda.kernels.form import Form
+from kda.kernels.prologue import exp, log_gate, normalise, rate
 from kda.references.forward import SUB_CHUNK
 
 __all__ = ["kda_forward"]
@@ -47,29 +49,48 @@ def _carry_keys(on, K_s, G_s, border, total, Kc_s):  # type: ignore[no-untyped-d
                 total[0] = total[0] + G_s[j, d]
 
 
-def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int) -> Any:
-    """The TileLang program for one tile; B, N and H stay symbolic.
+def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int, form: Form | None = None) -> Any:
+    """The TileLang program for one tile and form (None: the plain one); the number of tokens and heads stay symbolic.
 
-    Q, K: [B, N, H, DK]; V, O: [B, N, H, DV] in the operand format. G: [B, N, H, DK] natural-log gate, Beta: [B, N, H],
-    S_0, S_N: [B, H, DK, DV], all float32. C: a multiple of 16.
+    C: a multiple of 16. Tensors are those of a `Call`: N tokens in all, HV value heads, of which HV / H read one head
+    of Q and K. S_0, S_N: [sequences, HV, DK, DV], or [.., DV, DK] if V-first. What a form lacks has length 0 along its
+    first axis: Starts, S_0 and S_N if the form says so, A_log and dt_bias if the tensor does.
     """
-    B, N, H = T.dynamic("B, N, H")
+    form = form or Form(on.format)
+    N, H, HV = T.dynamic("N, H, HV")
+    factors, biased, edges, S_in, S_out = T.dynamic("factors, biased, edges, S_in, S_out")
+    state = [DV, DK] if form.state_v_first else [DK, DV]
     columns = DK + block_DV
+    blocks = T.ceildiv(DV, block_DV)
     R = SUB_CHUNK
 
     @T.prim_func
     def program(
-        Q: T.Tensor([B, N, H, DK], on.operand),
-        K: T.Tensor([B, N, H, DK], on.operand),
-        V: T.Tensor([B, N, H, DV], on.operand),
-        G: T.Tensor([B, N, H, DK], ACCUM),
-        Beta: T.Tensor([B, N, H], ACCUM),
-        S_0: T.Tensor([B, H, DK, DV], ACCUM),
-        O: T.Tensor([B, N, H, DV], on.operand),  # noqa: E741
-        S_N: T.Tensor([B, H, DK, DV], ACCUM),
+        Q: T.Tensor([N, H, DK], on.operand),
+        K: T.Tensor([N, H, DK], on.operand),
+        V: T.Tensor([N, HV, DV], on.operand),
+        G: T.Tensor([N, HV, DK], on.stored(form.g_format)),
+        Beta: T.Tensor([N, HV], on.stored(form.beta_format)),
+        A_log: T.Tensor([factors], ACCUM),
+        dt_bias: T.Tensor([biased, DK], ACCUM),
+        Starts: T.Tensor([edges], "int32"),
+        S_0: T.Tensor([S_in, HV, *state], ACCUM),
+        O: T.Tensor([N, HV, DV], on.operand),  # noqa: E741
+        S_N: T.Tensor([S_out, HV, *state], ACCUM),
+        sequences: T.int32,
+        length: T.int32,
+        scale: T.float32,
+        lower_bound: T.float32,
     ):
-        with on.launch(T.ceildiv(DV, block_DV), H, B) as (bv, bh, bb):
-            dv0 = bv * block_DV
+        # One axis, whose extent may exceed the 65,535 of the others; the blocks of one head are neighbours.
+        with on.launch(blocks * HV * sequences) as place:
+            # Variables, not expressions: the divisions would be repeated at every load.
+            dv0 = place % blocks * block_DV
+            hv = T.alloc_var("int32", init=place // blocks % HV)
+            hk = T.alloc_var("int32", init=hv // (HV // H))
+            s = T.alloc_var("int32", init=place // blocks // HV)
+            start = T.alloc_var("int32", init=Starts[s] if form.packed else s * length)
+            tokens = T.alloc_var("int32", init=Starts[s + 1] - start if form.packed else length)
 
             Q_s = on.shared([C, DK], on.operand)
             K_s = on.shared([C, DK], on.operand)
@@ -100,18 +121,46 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
             a = T.alloc_local([R], ACCUM)
             x = T.alloc_local([C], ACCUM)  # one column of the triangular system
 
-            T.copy(S_0[bb, bh, :, dv0 : dv0 + block_DV], S_f)
+            if form.initial_state:
+                for d, j in on.parallel(DK, block_DV):
+                    S_f[d, j] = S_0[s, hv, dv0 + j, d] if form.state_v_first else S_0[s, hv, d, dv0 + j]
+            else:
+                for d, j in on.parallel(DK, block_DV):
+                    S_f[d, j] = 0.0
 
-            for i_s in T.Pipelined(T.ceildiv(N, C), num_stages=num_stages):
+            factor = T.alloc_local([1], ACCUM)  # e^A_log
+            if form.gate != "log":
+                factor[0] = T.if_then_else(factors > 0, exp(A_log[hv]), 1.0)
+
+            for i_s in T.Pipelined(T.ceildiv(tokens, C), num_stages=num_stages):
                 s0 = i_s * C
+                first = start + s0
+                left = tokens - s0
 
-                # Rows past N read as zero: with k = v = beta = g = 0 a token changes nothing.
-                T.copy(Q[bb, s0 : s0 + C, bh, :], Q_s)
-                T.copy(K[bb, s0 : s0 + C, bh, :], K_s)
-                T.copy(V[bb, s0 : s0 + C, bh, dv0 : dv0 + block_DV], V_s)
-                T.copy(G[bb, s0 : s0 + C, bh, :], G_s)
+                # Rows past the sequence's end, where the next one may begin, read as zero: with k = v = beta = g = 0 a
+                # token changes nothing.
+                if form.normalise:
+                    normalise(on, Q, first, left, hk, Lt_s, total, Q_s)
+                    normalise(on, K, first, left, hk, Lt_s, total, K_s)
+                else:
+                    for r, d in on.parallel(C, DK):
+                        Q_s[r, d] = T.if_then_else(r < left, Q[first + r, hk, d], T.Cast(on.operand, 0.0))
+                    for r, d in on.parallel(C, DK):
+                        K_s[r, d] = T.if_then_else(r < left, K[first + r, hk, d], T.Cast(on.operand, 0.0))
+                for r, j in on.parallel(C, block_DV):
+                    V_s[r, j] = T.if_then_else(r < left, V[first + r, hv, dv0 + j], T.Cast(on.operand, 0.0))
+                for r, d in on.parallel(C, DK):
+                    if form.gate == "log":
+                        G_s[r, d] = T.if_then_else(r < left, T.Cast(ACCUM, G[first + r, hv, d]), 0.0)
+                    else:
+                        biased_g = T.if_then_else(r < left, T.Cast(ACCUM, G[first + r, hv, d]), 0.0) + T.if_then_else(
+                            biased > 0, dt_bias[hv, d], 0.0
+                        )
+                        gate = log_gate(form.gate, biased_g, factor[0], lower_bound)
+                        G_s[r, d] = T.if_then_else(r < left, gate, 0.0)
                 for r in on.parallel(C):
-                    beta_s[r] = T.if_then_else(s0 + r < N, Beta[bb, s0 + r, bh], 0.0)
+                    raw = T.if_then_else(r < left, T.Cast(ACCUM, Beta[first + r, hv]), 0.0)
+                    beta_s[r] = T.if_then_else(r < left, rate(form.beta, raw), 0.0)
 
                 # gamma: what meets the state has decayed since the chunk began.
                 for part in T.serial(T.ceildiv(DK, on.lanes)):
@@ -210,8 +259,8 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
                 on.gemm(Qp_s, S_s, O_f, clear_accum=True)
                 on.gemm(A_s, Vt_s, O_f)
                 for r, j in on.parallel(C, block_DV):
-                    if s0 + r < N:
-                        O[bb, s0 + r, bh, dv0 + j] = on.round(O_f[r, j])
+                    if r < left:
+                        O[first + r, hv, dv0 + j] = on.round(scale * O_f[r, j])
 
                 # The state: it decays, each key channel at its own rate, before the chunk's writes are added.
                 for d, j in on.parallel(DK, block_DV):
@@ -219,6 +268,11 @@ def kda_forward(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages
                 _carry_keys(on, K_s, G_s, C, total, Kc_s)
                 on.gemm(Kc_s, Vt_s, S_f, transpose_A=True)
 
-            T.copy(S_f, S_N[bb, bh, :, dv0 : dv0 + block_DV])
+            if form.final_state:
+                for d, j in on.parallel(DK, block_DV):
+                    if form.state_v_first:
+                        S_N[s, hv, dv0 + j, d] = S_f[d, j]
+                    else:
+                        S_N[s, hv, d, dv0 + j] = S_f[d, j]
 
     return program

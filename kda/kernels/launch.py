@@ -14,6 +14,7 @@ import torch
 from kda.formats import BF16, F16, F32, Format
 from kda.kernels import bounds
 from kda.kernels import compile as compiling
+from kda.kernels.form import Call, Form
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
 from kda.references.forward import SUB_CHUNK
@@ -28,6 +29,9 @@ __all__ = [
     "Kernel",
     "Program",
     "check_tile",
+    "compiled_kernel",
+    "execute",
+    "parameters",
     "run_kda_chunk",
     "run_kda_forward",
     "shared_memory",
@@ -41,7 +45,7 @@ DTYPES: tuple[Format, ...] = (F16, BF16, F32)
 CHUNKS = (16, 32, 64)
 BLOCKS_DV = (16, 32, 64, 128)
 MAX_CHANNELS = 128
-#: Programs along the second and third axes of a CUDA grid, which are H and B.
+#: Programs along the second and third axes of a CUDA grid, which are H and B for `kda_chunk`.
 MAX_GRID = 65535
 #: Bytes to which every buffer must be aligned: the widest load of the kernel.
 ALIGNMENT = 16
@@ -125,7 +129,7 @@ def check_tile(tile: Tile, sizes: Sizes, target: str, kernel: Kernel = CHUNK) ->
     if tile.threads is not None and (tile.threads % 32 or not 32 <= tile.threads <= 1024):
         raise InputError(f"threads is {tile.threads}; expected a multiple of 32 from 32 to 1024")
     for axis, size in (("B", sizes.B), ("H", sizes.H)):
-        if target == "cuda" and size > MAX_GRID:
+        if target == "cuda" and kernel is CHUNK and size > MAX_GRID:
             raise InputError(f"{axis} is {size}; expected at most {MAX_GRID}, the extent of a CUDA grid")
     needed = kernel.shared_memory(tile, sizes.DK)
     if target == "cuda" and needed > SHARED_MEMORY:
@@ -137,7 +141,14 @@ def check_tile(tile: Tile, sizes: Sizes, target: str, kernel: Kernel = CHUNK) ->
 
 @functools.cache
 def _compiled(
-    tile: Tile, DK: int, DV: int, target: str, program: Program | None, check_tiles: bool, kernel: Kernel
+    tile: Tile,
+    DK: int,
+    DV: int,
+    target: str,
+    program: Program | None,
+    check_tiles: bool,
+    kernel: Kernel,
+    form: Form | None,
 ) -> Any:
     compiling.tilelang()
     from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
@@ -149,7 +160,8 @@ def _compiled(
     stages = 0 if target == "c" else tile.num_stages
     # float32 products stay apart from their sums, as on the CPU, so that no scheduling choice can change a bit.
     flags = ("--fmad=false",) if target == "cuda" and tile.dtype is F32 else bounds.flags() if check_tiles else ()
-    return compiling.compile_program(lambda: made(on, DK, DV, tile.C, tile.block_DV, stages), target, flags)
+    choice: tuple[Any, ...] = (on, DK, DV, tile.C, tile.block_DV, stages, *([form] if form else []))
+    return compiling.compile_program(lambda: made(*choice), target, flags)
 
 
 def compiled_kernel(
@@ -160,11 +172,15 @@ def compiled_kernel(
     program: Program | None = None,
     check_tiles: bool = False,
     kernel: Kernel = CHUNK,
+    form: Form | None = None,
 ) -> Any:
-    """The compiled `kernel` of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel."""
+    """The compiled `kernel` of a tile. On a CPU, threads and num_stages mean nothing and do not make another kernel.
+
+    form: what `kda_forward` is compiled for, None for the plain one; no other kernel takes one.
+    """
     if target == "c":
         tile = Tile(tile.C, tile.block_DV, tile.dtype)
-    return _compiled(tile, DK, DV, target, program, check_tiles, kernel)
+    return _compiled(tile, DK, DV, target, program, check_tiles, kernel, form)
 
 
 def run_kda_chunk(
@@ -269,7 +285,10 @@ def _run(
     compiled = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles, kernel)
     if check_tiles:
         bounds.forget()
-    _launch(compiled, arguments, buffers["o"], buffers["final_state"], target)
+    if kernel is CHUNK:
+        execute(compiled, [*arguments, buffers["o"], buffers["final_state"]], 6)
+    else:
+        execute(compiled, parameters(_plain(tile.dtype, sizes, arguments, **buffers)), OUTPUT)
     outside = bounds.seen(compiled.get_kernel_source()) if check_tiles else None
     if outside is not None:
         raise bounds.TileError(outside)
@@ -282,17 +301,51 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-def _launch(
-    kernel: Any, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor, target: str
-) -> None:
+def _plain(
+    operand: Format, sizes: Sizes, arguments: list[torch.Tensor], o: torch.Tensor, final_state: torch.Tensor
+) -> Call:
+    """B sequences of N tokens each, behind one another."""
+    q, k, v, g, beta, o = (t.flatten(0, 1) for t in (*arguments[:5], o))
+    form, initial_state = Form(operand), arguments[5]
+    return Call(
+        *(form, q, k, v, g, beta, o, sizes.B, sizes.N, 1.0), initial_state=initial_state, final_state=final_state
+    )
+
+
+#: Where o is among the `parameters` of `kda_forward`.
+OUTPUT = 9
+
+
+def parameters(call: Call) -> list[Any]:
+    """The arguments of the program of kda/kernels/forward.py, in its order; what a call lacks has no elements."""
+    (_, HV, DV), DK = call.v.shape, call.q.shape[-1]
+    state = (0, HV, DV, DK) if call.form.state_v_first else (0, HV, DK, DV)
+
+    def given(tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=call.q.device) if tensor is None else tensor
+
+    return [
+        *(call.q, call.k, call.v, call.g, call.beta),
+        given(call.A_log, (0,)),
+        given(call.dt_bias, (0, DK)),
+        given(call.starts, (0,), torch.int32),
+        given(call.initial_state, state),
+        call.o,
+        given(call.final_state, state),
+        *(call.sequences, call.length, call.scale, call.lower_bound),
+    ]
+
+
+def execute(kernel: Any, arguments: list[Any], output: int) -> None:
+    """Call a compiled kernel; arguments[output] is its o."""
     compiling.COUNTS.launches += 1
-    if target == "c" and o.dtype is torch.bfloat16:  # bf16 values travel in float32 there, see CpuDialect
-        widened = torch.empty(o.shape, dtype=torch.float32)
-        widened.copy_(o)
-        kernel(*(t.float() for t in arguments), widened, final_state)
-        o.copy_(widened)
+    o = arguments[output]
+    if o.device.type == "cpu" and o.dtype is torch.bfloat16:  # bf16 values travel in float32 there, see CpuDialect
+        widened = [t.float() if isinstance(t, torch.Tensor) and t.dtype is torch.bfloat16 else t for t in arguments]
+        kernel(*widened)
+        o.copy_(widened[output])
     else:
-        kernel(*arguments, o, final_state)
+        kernel(*arguments)
 
 
 def _check_kind(name: str, tensor: object, kernel: Kernel) -> None:

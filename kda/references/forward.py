@@ -33,13 +33,14 @@ def ref_forward(
     exp2: Exp2 | None = None,
     trace: Trace | None = None,
     lean: float = 0.0,
+    scale: float = 1.0,
 ) -> Outputs:
     """`kda_forward`, all heads and value channels at once.
 
     C: chunk length, a multiple of 16. block_DV is checked and otherwise without effect, for no value channel enters the
     arithmetic of another. precision: the kernel's operand format. exp2: the float32 2^x of the machine under test
     (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run. lean: see
-    `Arithmetic`. Raises InputError if `inputs` are malformed, C is no multiple of 16 or block_DV < 1.
+    `Arithmetic`. scale: what o is multiplied by before it is rounded. Raises InputError if `inputs` are malformed, C is no multiple of 16 or block_DV < 1.
     """
     sizes = inputs.check()
     chunks(sizes.DV, block_DV, "block_DV")
@@ -106,7 +107,7 @@ def ref_forward(
             Vt_c = op(Vt)
 
             acc_o = gemm(Qp, S_s, machine.zeros(sizes.B, sizes.H, length, sizes.DV))
-            o_c = op(gemm(A_c, Vt_c, acc_o))
+            o_c = op(accum(scale) * gemm(A_c, Vt_c, acc_o))
             real = slice(rows.start, min(rows.stop, sizes.N))
             tokens = slice(0, real.stop - real.start)
             o[:, :, real] = o_c[:, :, tokens]
