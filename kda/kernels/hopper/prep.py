@@ -27,9 +27,9 @@ from typing import Any
 import tilelang.language as T
 
 from kda.formats import BF16
-from kda.kernels.chunk import LOG2_E
 from kda.kernels.form import Form
-from kda.kernels.prologue import log_gate, strength
+from kda.kernels.prologue import exp, log_gate, rate
+from kda.references.prologue import EPSILON
 
 __all__ = ["CHUNK", "D", "prep"]
 
@@ -159,7 +159,7 @@ def _normalise(X_s, row, c0, f, sent, operand):  # type: ignore[no-untyped-def]
     for e in T.unroll(E):
         f[e] = T.Cast(ACCUM, X_s[row, c0 + e])
         sent[0] = sent[0] + f[e] * f[e]
-    sent[0] = T.rsqrt(T.warp_reduce_sum(sent[0]) + 1e-6)
+    sent[0] = T.rsqrt(T.warp_reduce_sum(sent[0]) + EPSILON)
     for e in T.vectorized(E):
         X_s[row, c0 + e] = T.Cast(operand, f[e] * sent[0])
 
@@ -373,7 +373,7 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             if tx < CHUNK:
                 total_s[GROUPS, tx] = 0.0
                 if tx < rows[0]:
-                    total_s[GROUPS, tx] = strength(form, T.Cast(ACCUM, Beta[begin[0] + tx, h]))
+                    total_s[GROUPS, tx] = rate(form.beta, T.Cast(ACCUM, Beta[begin[0] + tx, h]))
 
             # What the program that comes `ahead` later will load, on its way from memory to the cache.
             if ahead:
@@ -394,8 +394,12 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
                 since[e] = 1.0
             for r in T.unroll(GROUP):
                 for e in T.unroll(E):
-                    a[r, e] = T.exp2(log_gate(form, T.Cast(ACCUM, raw[r, e]), slope[0], bias[e], lower_bound) * LOG2_E)
-                    if form.gate != "log":
+                    if form.gate == "log":
+                        a[r, e] = exp(T.Cast(ACCUM, raw[r, e]))
+                    else:
+                        a[r, e] = exp(
+                            log_gate(form.gate, T.Cast(ACCUM, raw[r, e]) + bias[e], slope[0], lower_bound)
+                        )
                         a[r, e] = T.if_then_else(row + r < rows[0], a[r, e], 1.0)
                     since[e] = since[e] * a[r, e]
             for e in T.vectorized(E):
