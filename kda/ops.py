@@ -12,6 +12,7 @@ from math import isfinite
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from kda.kernels.contract import ALIGNMENT, Extents, Options, Seen, checked, writable
 from kda.kernels.engines import Engine, choose
@@ -114,6 +115,7 @@ def kda_forward(
     beta_form = ("doubled" if allow_neg_eigval else "logits") if use_beta_sigmoid_in_kernel else "value"
 
     grad = torch.is_grad_enabled()
+    dual = forward_ad._current_level >= 0
     for name, tensor, needed in (
         ("q", q, True),
         ("k", k, True),
@@ -128,7 +130,7 @@ def kda_forward(
         ("final_state", final_state, False),
     ):
         if tensor is not None or needed:
-            _check_kind(name, tensor, grad)
+            _check_kind(name, tensor, grad, dual)
 
     o, state = torch.ops.kda.forward.default(
         q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, out, final_state,
@@ -185,13 +187,13 @@ def _gate(
     return "bounded"
 
 
-def _check_kind(name: str, tensor: object, grad: bool) -> None:
+def _check_kind(name: str, tensor: object, grad: bool, dual: bool) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.to_dense())")
-    if grad and tensor.requires_grad:
+    if (grad and tensor.requires_grad) or (dual and forward_ad.unpack_dual(tensor).tangent is not None):
         raise InputError(
             f"{name} requires a gradient and kda_forward has no backward pass; expected a tensor without (call it "
             f"under torch.no_grad(), or pass {name}.detach())"
@@ -275,17 +277,20 @@ def _forward(
         raise InputError(f"lower_bound is {lower_bound}; expected a finite number below 0, such as -5")
     if out is not None or final_state is not None:
         given = _named(tensors)
-        writable({name: given.pop(name) for name in ("out", "final_state") if name in given}, given)
+        buffers = {name: given.pop(name) for name in ("out", "final_state") if name in given}
+        writable(buffers, given)
     if check:
         check_values(form, {n: t for n, t in _named(tensors).items() if n not in ("out", "final_state")})
 
+    if out is not None or final_state is not None:  # what autograd saved of a buffer is no longer what it holds
+        torch.autograd.graph.increment_version([b for b in buffers.values() if not b.is_inference()])
     made_o, made_state = _fresh(q, out, final_state, plan)
     o = made_o if out is None else out
-    state = None if not output_final_state else made_state if final_state is None else final_state
+    state = None if not output_final_state else made_state if final_state is None else final_state.detach()
     T = extents.B * extents.N
     if not (T and extents.S):
         if state is not None:  # no tokens: every state stays what it was
-            state.zero_() if initial_state is None else state.copy_(initial_state)
+            state.zero_() if initial_state is None else state.copy_(_dense(initial_state))
         return made_o, made_state
 
     call = Call(

@@ -101,7 +101,7 @@ def _extents(seen: Mapping[str, Seen], options: Options) -> Extents:
         axes = _axes(name, options)
         flat = name == "dt_bias" and len(shape) == 1
         if len(shape) != len(axes) and not flat:
-            more = "; the heads come after the tokens" if len(axes) > 2 else f" (pass {name}.flatten())"
+            more = f" (pass {name}.flatten())" if len(axes) < len(shape) and len(axes) <= 2 else ""
             raise InputError(
                 f"{name} has rank {len(shape)}, shape {tuple(shape)}; expected rank {len(axes)}, {_listed(axes)}{more}"
             )
@@ -174,8 +174,6 @@ def _check_devices(seen: Mapping[str, Seen]) -> None:
     for name, (_, _, where) in seen.items():
         if where != device:
             raise InputError(f"{name} is on {where}; expected {device}, as q is (nothing is copied between devices)")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"q is on {device}; expected a CPU or CUDA tensor")
 
 
 def writable(buffers: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:

@@ -33,6 +33,8 @@ class Engine:
 
     def refuses(self, form: Form, DK: int, DV: int, device: torch.device) -> str | None:
         """Why it does not compute such calls, as in "DK is 64; expected 128"; None where it does."""
+        if device.type not in ("cpu", "cuda"):
+            return f"q is on {device}; expected a CPU or CUDA tensor"
         if self.capability is not None:
             there = "a CPU" if device.type != "cuda" else _capability_words(torch.cuda.get_device_capability(device))
             wanted = _capability_words(self.capability)
