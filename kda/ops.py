@@ -286,7 +286,7 @@ def _forward(
         torch.autograd.graph.increment_version([b for b in buffers.values() if not b.is_inference()])
     made_o, made_state = _fresh(q, out, final_state, plan)
     o = made_o if out is None else out
-    state = None if not output_final_state else made_state if final_state is None else final_state.detach()
+    state = None if not output_final_state else made_state if final_state is None else final_state
     T = extents.B * extents.N
     if not (T and extents.S):
         if state is not None:  # no tokens: every state stays what it was
@@ -300,16 +300,16 @@ def _forward(
         v=_dense(v).view(T, extents.HV, extents.DV),
         g=_dense(g).view(T, extents.HV, extents.DK),
         beta=_dense(beta).view(T, extents.HV),
-        o=o.view(T, extents.HV, extents.DV),
+        o=_dense(o).view(T, extents.HV, extents.DV),
         sequences=extents.S,
         length=extents.N,
         scale=extents.DK**-0.5 if scale is None else scale,
-        A_log=None if A_log is None else _dense(A_log.detach().float()),
-        dt_bias=None if dt_bias is None else _dense(dt_bias.detach().float()).view(extents.HV, extents.DK),
+        A_log=None if A_log is None else _dense(A_log.float()),
+        dt_bias=None if dt_bias is None else _dense(dt_bias.float()).view(extents.HV, extents.DK),
         lower_bound=lower_bound or 0.0,
         starts=None if cu_seqlens is None else _dense(cu_seqlens.int()),
-        initial_state=None if initial_state is None else _dense(initial_state.detach()),
-        final_state=state,
+        initial_state=None if initial_state is None else _dense(initial_state),
+        final_state=None if state is None else _dense(state),
     )
     if q.is_cuda and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
@@ -331,7 +331,10 @@ def _fresh(
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    # A slice with axes of length 1 counts as contiguous wherever it starts; a program loads 16 bytes at a time.
+    # A parameter's views still require a gradient where gradients are off, and no program takes such a tensor. A slice
+    # with axes of length 1 counts as contiguous wherever it starts; a program loads 16 bytes at a time.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if not tensor.is_contiguous():
         return tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
