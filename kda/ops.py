@@ -187,13 +187,18 @@ def _gate(
     return "bounded"
 
 
+def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
+    found: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return found
+
+
 def _check_kind(name: str, tensor: object, grad: bool, dual: bool) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
         raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.to_dense())")
-    if (grad and tensor.requires_grad) or (dual and forward_ad.unpack_dual(tensor).tangent is not None):
+    if (grad and tensor.requires_grad) or (dual and _tangent(tensor) is not None):
         raise InputError(
             f"{name} requires a gradient and kda_forward has no backward pass; expected a tensor without (call it "
             f"under torch.no_grad(), or pass {name}.detach())"
@@ -275,18 +280,18 @@ def _forward(
         raise InputError(f"scale is {scale}; expected a finite number")
     if lower_bound is not None and not (isfinite(lower_bound) and lower_bound < 0):
         raise InputError(f"lower_bound is {lower_bound}; expected a finite number below 0, such as -5")
-    if out is not None or final_state is not None:
-        given = _named(tensors)
-        buffers = {name: given.pop(name) for name in ("out", "final_state") if name in given}
-        writable(buffers, given)
     if check:
         check_values(form, {n: t for n, t in _named(tensors).items() if n not in ("out", "final_state")})
-
-    if out is not None or final_state is not None:  # what autograd saved of a buffer is no longer what it holds
+    if out is not None or final_state is not None:
+        given = _named(tensors)
+        buffers: dict[str, torch.Tensor] = {name: given.pop(name) for name in ("out", "final_state") if name in given}
+        writable(buffers, given)
+        # What autograd saved of a buffer is no longer what it holds.
         torch.autograd.graph.increment_version([b for b in buffers.values() if not b.is_inference()])
+
     made_o, made_state = _fresh(q, out, final_state, plan)
-    o = made_o if out is None else out
-    state = None if not output_final_state else made_state if final_state is None else final_state
+    o = made_o if out is None else out.detach()
+    state = None if not output_final_state else made_state if final_state is None else final_state.detach()
     T = extents.B * extents.N
     if not (T and extents.S):
         if state is not None:  # no tokens: every state stays what it was
@@ -300,7 +305,7 @@ def _forward(
         v=_dense(v).view(T, extents.HV, extents.DV),
         g=_dense(g).view(T, extents.HV, extents.DK),
         beta=_dense(beta).view(T, extents.HV),
-        o=_dense(o).view(T, extents.HV, extents.DV),
+        o=o.view(T, extents.HV, extents.DV),
         sequences=extents.S,
         length=extents.N,
         scale=extents.DK**-0.5 if scale is None else scale,
@@ -309,7 +314,7 @@ def _forward(
         lower_bound=lower_bound or 0.0,
         starts=None if cu_seqlens is None else _dense(cu_seqlens.int()),
         initial_state=None if initial_state is None else _dense(initial_state),
-        final_state=None if state is None else _dense(state),
+        final_state=state,
     )
     if q.is_cuda and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
