@@ -7,6 +7,8 @@ import itertools
 import re
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -353,6 +355,16 @@ def test_every_gate_is_safe():
         o, state = kda_forward(**tensors(N=70) | {"g": torch.full((1, 70, 2, 16), gate)}, output_final_state=True)
         assert torch.isfinite(o).all()
         assert torch.isfinite(state).all()
+
+
+def test_the_readmes_example_runs():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    example = re.search(r"<!-- as a kernel -->\n(.*?)<!-- end -->", text, re.DOTALL).group(1)
+    names = {}
+    exec(textwrap.dedent(example), names)
+    assert names["o"].shape == (2, 1, 4, 128)
+    assert names["state"].shape == (2, 4, 128, 128)
+    assert torch.isfinite(names["o"]).all()
 
 
 # Nothing to do

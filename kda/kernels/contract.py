@@ -196,7 +196,7 @@ def writable(buffers: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Ten
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()
-    return start, start + tensor.numel() * tensor.element_size()
+    return start, start + tensor.nbytes
 
 
 def at_words(name: str, index: tuple[int, ...], state_v_first: bool = False) -> str:
