@@ -172,6 +172,7 @@ def test_a_plain_call(calls):
         ({}, {}),
         ({"safe_gate": True}, {}),
         ({"safe_gate": True, "lower_bound": -5.0}, {}),
+        ({"lower_bound": 0.0}, {}),  # of gates that come as they are, it promises what nothing here needs
         ({"output_final_state": True}, {"final_state": True}),
         ({"final_state": torch.zeros(1, 2, 16, 16)}, {"final_state": True}),
         ({"initial_state": torch.zeros(1, 2, 16, 16)}, {"initial_state": True}),
@@ -440,6 +441,13 @@ def test_buffers_and_parameters_where_gradients_are_off(calls, mode):
     (call,) = calls
     reached = (call.q, call.k, call.v, call.g, call.beta, call.A_log, call.o, call.final_state)
     assert not any(t.requires_grad for t in reached)  # which no kernel would take
+
+
+def test_a_buffer_of_inference_mode_is_taken_outside_it():
+    with torch.inference_mode():
+        out = half(1, 20, 2, 16)
+    kda_forward(**tensors(), out=out)
+    assert torch.equal(out, kda_forward(**tensors())[0])
 
 
 # What is refused
