@@ -68,7 +68,7 @@ def kda_forward(
     q, k: `[B, N, H, DK]`, v: `[B, N, HV, DV]`, all float16, bfloat16 or float32, on one device, the CPU or CUDA. HV is
     a multiple of H: value head h reads q and k of head h // (HV // H). g: `[B, N, HV, DK]`, natural-log gate <= 0,
     however deep, and beta: `[B, N, HV]` in [0, 2], both float32 or as q. Strided views are copied.
-    scale multiplies q; DK^-0.5 where None. initial_state: `[S, HV, DK, DV]`, float32; None for zeros. The final state
+    scale multiplies o; DK^-0.5 where None. initial_state: `[S, HV, DK, DV]`, float32; None for zeros. The final state
     is made where `output_final_state` or a buffer asks for it. state_v_first: both are `[S, HV, DV, DK]`.
     cu_seqlens: `[S + 1]`, int32 or int64, ascending from 0: where each of S sequences starts in the one batch B = 1,
     and where the last one ends; tokens after that are not touched, and a sequence may be empty. Without it, S = B.
