@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from kda.cli.cases import check, impls, show
+from kda.cli.engines import engines
 from kda.cli.failures import compare, diagnose, repro
 from kda.cli.keeping import guard
 from kda.cli.mutants import mutants
@@ -21,5 +22,5 @@ def main() -> None:
     """Property tests for Kimi Delta Attention kernels: cases, laws, implementations, past failures."""
 
 
-for command in (check, diagnose, repro, compare, show, impls, mutants, tables, domain, solve, plot, guard):
+for command in (check, diagnose, repro, compare, show, impls, engines, mutants, tables, domain, solve, plot, guard):
     main.add_command(command)
