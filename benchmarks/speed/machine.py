@@ -78,10 +78,13 @@ class Gpu:
             works[0]()  # what a first call does besides launching must not be captured
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            for work in works:
-                work()
+        captured, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(captured):
+                for work in works:
+                    work()
+        finally:
+            torch.cuda.set_stream(before)  # which a capture that fails does not do
         return captured.replay
 
     def extra_bytes(self, work: Work) -> int:

@@ -74,6 +74,7 @@ class _Lane:
     extra_bytes: int = 0
     launched: tuple[str, ...] = ()
     output: tuple[torch.Tensor, torch.Tensor] | None = None
+    failed: bool = False
     trouble: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -95,8 +96,9 @@ def measure(
 ) -> list[Measured]:
     """Everything about `contenders` at one shape.
 
-    Who fails says so in its `trouble` and drops out. The first call of everybody compiles and tunes, and three more are
-    thrown away. The outputs that are judged are those of the first set, where memory that was freed holds NaN.
+    Who fails says so in its `trouble` and drops out; who launches another's kernels says so too, and is timed all the
+    same. The first call of everybody compiles and tunes, and three more are thrown away. The outputs that are judged are
+    those of the first set, where memory that was freed holds NaN.
     """
     with torch.no_grad():
         sets = made(shape, mode, machine.device, l2=machine.l2)
@@ -117,7 +119,7 @@ def measure(
 
 
 def _fit(lanes: Sequence[_Lane]) -> list[_Lane]:
-    return [lane for lane in lanes if not lane.trouble]
+    return [lane for lane in lanes if not lane.failed]
 
 
 def _said(error: Exception) -> str:
@@ -131,12 +133,15 @@ def _prepare(lane: _Lane, sets: Sequence[Given], machine: Machine) -> None:
             call(sets[at % len(sets)])
         kernels = machine.launched(lambda: call(sets[0]))
         lane.launched = tuple(kernel.name for kernel in kernels)
-        lane.trouble = lane.contender.wrong_kernels(lane.launched)
+        if lane.launched:
+            lane.trouble = lane.contender.wrong_kernels(lane.launched)
+        else:
+            lane.notes.append("the profiler saw no kernel: nobody knows which ran")
         lane.extra_bytes = machine.extra_bytes(lambda: call(sets[0]))
         _poison(sets[0], machine)
         lane.output = call(sets[0])
     except Exception as error:  # whatever stops one must not stop the others
-        lane.trouble = _said(error)
+        lane.failed, lane.trouble = True, _said(error)
 
 
 def _poison(given: Given, machine: Machine) -> None:
