@@ -1,8 +1,9 @@
-"""The benchmark of kda_forward: its counts, its statistics and its tables can be wrong, and its dry run runs every line."""
+"""The benchmark of kda_forward: counts, statistics and tables as by hand, errors seen, and a dry run of every line."""
 
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, log
 from pathlib import Path
 from types import ModuleType
@@ -233,14 +234,7 @@ def test_tables_say_what_was_measured(report):
 
 def test_the_page_gets_every_table(report, tmp_path):
     text = show.markdown(report)
-    for said in (
-        *show.TITLES.values(),
-        "| 1, 8192, 16 | 250 |",
-        "bar 2.4: met",
-        "4.30 TB/s",
-        "30.0 s",
-        "not installed",
-    ):
+    for said in (*show.TITLES.values(), "| 1, 8192, 16 | 250 |", "bar 2.4: met", "4.30 TB/s", "30.0 s", "left out"):
         assert said in text
     report.write(tmp_path / "result.json")
     page = tmp_path / "page.md"
@@ -328,7 +322,7 @@ def _kda_forward(q, k, v, g, beta, *, initial_state=None, state_v_first=False, c
     flat = [x.double().flatten(0, 1) for x in (q, k, v, g, beta)]
     o = torch.empty(B * N, H, D, dtype=torch.float64)
     states = torch.empty(len(starts) - 1, H, D, D, dtype=torch.float64)
-    for s, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for s, (begin, end) in enumerate(pairwise(starts)):
         for h in range(H):
             gate = (options["A_log"][h], options["dt_bias"][h].double(), options["lower_bound"]) if raw else ()
             state = None if initial_state is None else initial_state[s, h].double()
@@ -398,7 +392,7 @@ def test_raw_inputs_are_processed_as_the_operation_says():
     made.check()
     assert BF16.holds(made.q)
     assert np.abs(np.linalg.norm(made.q, axis=-1) - 1).max() < 2**-8
-    assert ((inputs.LOWER_BOUND <= made.g) & (made.g < 0)).all()
+    assert ((made.g >= inputs.LOWER_BOUND) & (made.g < 0)).all()
     expected = ref_A(made).o[0, :, 0]
     rows = [x[0, :, 0].double() for x in (given.q, given.k, given.v, given.g, given.beta)]
     o, _ = _loop(*rows, True, given.A_log[0], given.dt_bias[0].double(), inputs.LOWER_BOUND)

@@ -97,8 +97,8 @@ def measure(
     """Everything about `contenders` at one shape.
 
     Who fails says so in its `trouble` and drops out; who launches another's kernels says so too, and is timed all the
-    same. The first call of everybody compiles and tunes, and three more are thrown away. The outputs that are judged are
-    those of the first set, where memory that was freed holds NaN.
+    same. The first call of everybody compiles and tunes, and three more are thrown away. The outputs that are judged
+    are those of the first set, where memory that was freed holds NaN.
     """
     with torch.no_grad():
         sets = made(shape, mode, machine.device, l2=machine.l2)
