@@ -103,14 +103,14 @@ def _first_calls(report: Report) -> list[str]:
 
 def markdown(report: Report) -> str:
     """The tables of both modes, the verdicts, and what it was measured on, for docs/performance.md."""
-    parts = []
+    parts = ["## Measured\n"]
     for mode in MODES:
         times = rows_of_times(report, mode)
         if times:
             parts.append(f"### {TITLES[mode]}\n\n{markdown_table(TIMES, times)}")
             parts.append(markdown_table(ACCURACY, rows_of_accuracy(report, mode)))
-    parts.append("".join(f"* {verdict}\n" for verdict in verdicts(report)))
-    parts.append("".join(f"{line}\n" for line in (_machine(report), *_first_calls(report), *report.remarks)))
+    said = [*map(str, verdicts(report)), *_first_calls(report), *report.remarks]
+    parts += ["".join(f"* {line}\n" for line in said), f"{_machine(report)}\n"]
     return "\n".join(part for part in parts if part)
 
 

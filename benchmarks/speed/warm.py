@@ -65,10 +65,9 @@ def _compile(family: Family, engine: str | None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.no_grad():
         for shape in shapes:
-            given = made(shape, mode, device, number=1)[0]
             for contender in contenders(mode, shape, engine):
                 if contender.name == name:
-                    contender.call(given)
+                    contender.call(made(shape, mode, device, number=1)[0])
 
 
 def first_call(name: str, mode: Mode, shape: Shape, engine: str | None) -> FirstCall:
