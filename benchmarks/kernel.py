@@ -13,12 +13,15 @@ docs/performance.md says what is compared and how. Rivals: fla-core and tokenspe
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
     from speed.results import Report
 
 NAMES = "Whom: ours, fla, flash_kda."
-ENGINE = click.option("--engine", default=None, metavar="NAME", help="The engine of kda_forward [default: its choice].")
+ENGINE = click.option(
+    "--engine", type=click.Choice(("hopper", "portable")), help="The engine of kda_forward [default: its choice]."
+)
 WHO = click.option("--only", multiple=True, default=["ours"], show_default=True, metavar="NAME", help=NAMES)
 MODE = click.option("--mode", default="computed", show_default=True, type=click.Choice(MODES))
 
@@ -81,15 +86,38 @@ def main(
     from rich.console import Console
     from speed.show import print_report
 
-    started = time.monotonic()
+    asked = _Asked(
+        shapes or (DRY if dry else QUICK if quick else SHAPES), modes, _names(only), engine, quick, path, limit
+    )
     machine = _machine(dry)
-    chosen = shapes or (DRY if dry else QUICK if quick else SHAPES)
     report = _begun(machine)
-    names = tuple("kda_forward" if name == "ours" else name for name in only)
-    _run(report, machine, chosen, modes, names, quick, engine, path, started, limit)
+    whole = _run(asked, machine, report)
     print_report(report, Console(width=180))
-    if any(one.trouble for one in report.measured):
+    if not whole or any(one.trouble for one in report.measured):
         raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a run is asked for, and since when."""
+
+    shapes: tuple[Shape, ...]
+    modes: tuple[Mode, ...]
+    only: tuple[str, ...]
+    engine: str | None
+    quick: bool
+    path: Path | None
+    limit: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+
+def _names(only: Sequence[str]) -> tuple[str, ...]:
+    return tuple("kda_forward" if name == "ours" else name for name in only)
 
 
 def _machine(dry: bool) -> Machine:
@@ -116,52 +144,49 @@ def _contenders(mode: Mode, shape: Shape, engine: str | None, only: Sequence[str
     return contenders(mode, shape, engine, only)
 
 
-def _run(
-    report: Report,
-    machine: Machine,
-    shapes: Sequence[Shape],
-    modes: Sequence[Mode],
-    only: Sequence[str],
-    quick: bool,
-    engine: str | None,
-    path: Path | None,
-    started: float,
-    limit: float,
-) -> None:
-    """Measure every shape in every mode, and keep `report` in `path` after each."""
+def _run(asked: _Asked, machine: Machine, report: Report) -> bool:
+    """Measure every shape in every mode, and keep `report` after each; whether nothing broke off."""
     from speed.machine import threads_of_workers
     from speed.measure import Rounds, measure
-    from speed.warm import compile_all, families
 
     threads_of_workers()
     on_gpu = machine.device == "cuda"
-    work = [
-        family
-        for mode in modes
-        for name in dict.fromkeys(one.name for shape in shapes for one in _contenders(mode, shape, engine, only))
-        for family in families([name], mode, [s for s in shapes if _runs(name, mode, s, engine, only)])
-    ]
+    rounds = Rounds(5, 15) if asked.quick or not on_gpu else Rounds()
     if on_gpu:
-        report.remarks += compile_all(work, engine, workers=16)
-        click.echo(f"compiled {len(work)} families of kernels: {time.monotonic() - started:.0f} s", err=True)
+        report.remarks += _compile(asked)
+    whole = True
     with ProcessPoolExecutor(6 if on_gpu else 1, mp_context=get_context("spawn")) as pool:
-        for shape in shapes:
-            for mode in modes:
-                if time.monotonic() - started > limit:
-                    report.remarks.append(f"{shape} ({mode}) was not measured: {limit:.0f} s were over")
-                    continue
-                rounds = Rounds(5, 15) if quick or not on_gpu else Rounds()
-                report.measured += measure(shape, mode, _contenders(mode, shape, engine, only), machine, rounds, pool)
-                report.seconds = time.monotonic() - started
-                if path:
-                    report.write(path)
-                click.echo(f"{shape} ({mode}): {report.seconds:.0f} s", err=True)
-    if path:
-        report.write(path)
+        for shape, mode in itertools.product(asked.shapes, asked.modes):
+            if asked.seconds > asked.limit:
+                report.remarks.append(f"{shape} ({mode}) was not measured: {asked.limit:.0f} s were over")
+                continue
+            try:
+                raced = _contenders(mode, shape, asked.engine, asked.only)
+                report.measured += measure(shape, mode, raced, machine, rounds, pool)
+            except Exception as error:  # a launch that broke the device, say: keep what there is
+                report.remarks.append(f"{shape} ({mode}) broke off: {type(error).__name__}: {error}"[:300])
+                whole = False
+            report.seconds = asked.seconds
+            click.echo(f"{shape} ({mode}): {report.seconds:.0f} s", err=True)
+            if asked.path:
+                report.write(asked.path)
+    if asked.path:
+        report.write(asked.path)
+    return whole
 
 
-def _runs(name: str, mode: Mode, shape: Shape, engine: str | None, only: Sequence[str]) -> bool:
-    return any(one.name == name for one in _contenders(mode, shape, engine, only))
+def _compile(asked: _Asked) -> list[str]:
+    """Compile what `asked` needs, side by side; what went wrong."""
+    from speed.warm import compile_all, families
+
+    wanted: dict[tuple[str, Mode], list[Shape]] = {}
+    for mode, shape in itertools.product(asked.modes, asked.shapes):
+        for contender in _contenders(mode, shape, asked.engine, asked.only):
+            wanted.setdefault((contender.name, mode), []).append(shape)
+    work = [family for (name, mode), shapes in wanted.items() for family in families(name, mode, shapes)]
+    failed = compile_all(work, asked.engine, workers=16)
+    click.echo(f"{len(work)} families of kernels are compiled: {asked.seconds:.0f} s", err=True)
+    return failed
 
 
 @main.command()
@@ -206,12 +231,11 @@ def profile(
     from rich.console import Console
     from speed.profiles import print_profile
 
-    names = tuple("kda_forward" if name == "ours" else name for name in only)
     machine = _machine(dry)
     _, ceilings = machine.ceilings()
     machine.release()
     for shape in shapes:
-        for contender in _contenders(mode, shape, engine, names):
+        for contender in _contenders(mode, shape, engine, _names(only)):
             print_profile(contender, shape, mode, machine, ceilings, repeats, Console(width=140))
 
 
@@ -239,9 +263,8 @@ def first(
         click.echo(f"seconds {first_call(here, mode, shapes[0], engine).seconds}")
         return
     found: list[FirstCall] = []
-    names = tuple("kda_forward" if name == "ours" else name for name in only)
     for shape in shapes:
-        for contender in _contenders(mode, shape, engine, names):
+        for contender in _contenders(mode, shape, engine, _names(only)):
             seconds = _fresh(contender.name, mode, shape, engine)
             found.append(FirstCall(str(shape), mode, contender.name, seconds))
             click.echo(f"{contender.name} at {shape} ({mode}): {seconds:.1f} s")
@@ -253,8 +276,6 @@ def first(
 
 def _fresh(name: str, mode: Mode, shape: Shape, engine: str | None) -> float:
     """Seconds of the first call in a process of its own, whose caches are empty."""
-    import os
-
     with tempfile.TemporaryDirectory() as folder:
         caches = {"KDA_CACHE_DIR": "kda", "TRITON_CACHE_DIR": "triton", "TILELANG_CACHE_DIR": "tilelang"}
         empty = {variable: str(Path(folder) / part) for variable, part in caches.items()}

@@ -283,10 +283,7 @@ def test_kernels_of_others_are_noticed(launched, said):
 
 def test_families_are_compiled_by_heads_and_kind():
     chosen = (Shape(1, 8192, 16), Shape(1, 8192, 32), Shape(64, 256, 32), Shape(1, 1, 32, state=True))
-    found = warm.families(["a", "b"], "raw", chosen)
-    assert len(found) == 6
-    assert ("b", "raw", chosen[1:3]) in found
-    assert all(name == "a" for name, _, _ in found[:3])
+    assert warm.families("a", "raw", chosen) == [("a", "raw", part) for part in (chosen[:1], chosen[1:3], chosen[3:])]
 
 
 def test_kernels_of_calls_are_summed_by_name():
@@ -486,6 +483,23 @@ def test_what_was_measured_survives_what_comes_after(forward, tmp_path, monkeypa
     assert [one.shape for one in Report.read(path).measured] == ["1,3,1"]
 
 
+def test_a_shape_that_breaks_off_is_reported_and_the_rest_goes_on(forward, tmp_path, monkeypatch):
+    path, right = tmp_path / "result.json", measure.measure
+
+    def measured(shape, *rest):
+        if shape.N == 3:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return right(shape, *rest)
+
+    monkeypatch.setattr(measure, "measure", measured)
+    asked = ["--dry", "--json", str(path), "--modes", "raw", "--shapes", "1,3,1/1,4,1"]
+    done = CliRunner().invoke(kernel.main, asked)
+    assert done.exit_code == 1
+    assert [one.shape for one in Report.read(path).measured] == ["1,4,1"]
+    assert "1,3,1 (raw) broke off: RuntimeError: CUDA error" in done.output
+    assert "kda_forward (raw) launched kda_prep kda_walk kda_forward." in done.output
+
+
 def test_a_run_stops_when_its_time_is_over(forward, tmp_path):
     path = tmp_path / "result.json"
     done = CliRunner().invoke(kernel.main, ["--dry", "--json", str(path), "--seconds", "0", "--shapes", "1,3,1"])
@@ -522,3 +536,9 @@ def test_a_first_call_is_timed(forward):
     found = warm.first_call("kda_forward", "raw", Shape(1, 3, 1), None)
     assert (found.shape, found.mode, found.contender) == ("1,3,1", "raw", "kda_forward")
     assert found.seconds > 0
+
+
+def test_what_cannot_be_compiled_beforehand_is_said():
+    family = ("kda_forward", "raw", (Shape(1, 3, 1),))
+    (said,) = warm.compile_all([family], "nowhere", 1)
+    assert said.startswith("compiling kda_forward for 1,3,1 (raw) beforehand failed: ")

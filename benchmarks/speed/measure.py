@@ -23,6 +23,8 @@ ROUNDS = (15, 101)
 HALF_A_SECOND = 500.0
 #: Calls before anything is timed.
 WARM = 3
+#: Of a kernel's name so much is kept: templates go on for pages.
+LONGEST_NAME = 120
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _prepare(lane: _Lane, sets: Sequence[Given], machine: Machine) -> None:
         for at in range(1 + WARM):
             call(sets[at % len(sets)])
         kernels = machine.launched(lambda: call(sets[0]))
-        lane.launched = tuple(kernel.name for kernel in kernels)
+        lane.launched = tuple(kernel.name[:LONGEST_NAME] for kernel in kernels)
         if lane.launched:
             lane.trouble = lane.contender.wrong_kernels(lane.launched)
         else:

@@ -93,6 +93,14 @@ def _machine(report: Report) -> str:
     )
 
 
+def _kernels(report: Report) -> list[str]:
+    """Who launched what, over all shapes."""
+    seen: dict[str, dict[str, None]] = {}
+    for one in report.measured:
+        seen.setdefault(f"{one.contender} ({one.mode})", {}).update(dict.fromkeys(one.launched))
+    return [f"{who} launched {', '.join(names)}." for who, names in seen.items() if names]
+
+
 def _first_calls(report: Report) -> list[str]:
     return [
         f"First call of a fresh process with empty caches, {one.contender} at {one.shape} ({one.mode}): "
@@ -123,7 +131,7 @@ def print_report(report: Report, console: Console) -> None:
             print_table(console, "", ACCURACY, rows_of_accuracy(report, mode))
         elif any(one.mode == mode for one in report.measured):  # ours has no time: say why
             print_table(console, TITLES[mode], ACCURACY, rows_of_accuracy(report, mode))
-    for line in (*report.remarks, *_first_calls(report)):
+    for line in (*_kernels(report), *report.remarks, *_first_calls(report)):
         console.print(escape(line))
     for verdict in verdicts(report):
         colour = {True: "green", False: "red", None: "default"}[verdict.met]

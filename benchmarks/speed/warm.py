@@ -22,12 +22,12 @@ __all__ = ["Family", "compile_all", "families", "first_call"]
 Family = tuple[str, Mode, tuple[Shape, ...]]
 
 
-def families(names: Sequence[str], mode: Mode, shapes: Sequence[Shape]) -> list[Family]:
-    """What can be compiled side by side: for each contender, the shapes of one number of heads and kind."""
+def families(name: str, mode: Mode, shapes: Sequence[Shape]) -> list[Family]:
+    """What can be compiled side by side of one contender: the shapes of one number of heads and kind."""
     alike: dict[tuple[int, str], list[Shape]] = {}
     for shape in shapes:
         alike.setdefault((shape.H, shape.kind), []).append(shape)
-    return [(name, mode, tuple(group)) for name in names for group in alike.values()]
+    return [(name, mode, tuple(group)) for group in alike.values()]
 
 
 def compile_all(work: Sequence[Family], engine: str | None, workers: int) -> list[str]:
