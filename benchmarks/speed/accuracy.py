@@ -1,0 +1,134 @@
+"""How far everybody is from the operation in float64, on a few heads of the very tensors that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from kda.formats import BF16
+from kda.numerics.budget import Judged, judge, operand_units
+from kda.numerics.compare import compare
+from kda.problem import Inputs, Outputs
+
+__all__ = ["EPSILON", "HeadErrors", "Taken", "accuracies", "errors_of", "places", "processed", "yardstick"]
+
+#: Of the L2 norm: x / sqrt(sum x^2 + EPSILON).
+EPSILON = 1e-6
+#: The portable program's, by which everybody is judged alike: see docs/tolerances.md.
+CHUNK, SUB_CHUNK = 64, 16
+#: At most so many sequences of a batch are looked at.
+MOST_SEQUENCES = 6
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One head of one sequence: what went in and what everybody made of it.
+
+    q, k, v, g: `[n, D]`; beta: `[n]`; initial_state: `[D, D]` or None; float32, exactly. raw: norm, gate and sigmoid
+    are still to be done (with A_log, dt_bias `[D]` and lower_bound), and states are value channel first. outputs: by
+    contender, o `[n, D]` and the final state.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    g: np.ndarray
+    beta: np.ndarray
+    initial_state: np.ndarray | None
+    scale: float
+    outputs: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    raw: bool = False
+    A_log: float = 0.0
+    dt_bias: np.ndarray | None = None
+    lower_bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadErrors:
+    """Of one contender on one head: worst error / budget of o and of the final state; squared errors and references."""
+
+    o_ratio: float
+    state_ratio: float
+    o_squares: tuple[float, float]
+    state_squares: tuple[float, float]
+
+
+def places(sequences: int, heads: int) -> list[tuple[int, int]]:
+    """The (sequence, head) pairs that are looked at: the first and the last head of sequences spread over the batch."""
+    chosen = np.unique(np.linspace(0, sequences - 1, min(sequences, MOST_SEQUENCES)).astype(int))
+    return [(int(s), h) for s in chosen for h in sorted({0, heads - 1})]
+
+
+def processed(taken: Taken) -> Inputs:
+    """The recurrence's inputs in float64: norm, gate and sigmoid done, q and k rounded to bf16 behind the norm."""
+    q, k, v, g, beta = (x.astype(np.float64) for x in (taken.q, taken.k, taken.v, taken.g, taken.beta))
+    state = None if taken.initial_state is None else taken.initial_state.astype(np.float64)
+    if taken.raw:
+        q, k = (BF16.round(x / np.sqrt((x * x).sum(-1, keepdims=True) + EPSILON)) for x in (q, k))
+        assert taken.dt_bias is not None
+        g = taken.lower_bound * _sigmoid(np.exp(taken.A_log) * (g + taken.dt_bias))
+        beta = _sigmoid(beta)
+        state = None if state is None else state.T
+    given = None if state is None else state[None, None]
+    return Inputs(*(x[None, :, None] for x in (q, k, v, g, beta)), given, dtype=BF16)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, small) / (1 + small)
+
+
+def yardstick(inputs: Inputs) -> Judged:
+    """Reference A and the budget of the portable program, bf16 operands."""
+    units = operand_units(inputs, CHUNK, inputs.dtype)
+    return judge(inputs, CHUNK, units, sub_C=SUB_CHUNK, pairs=True)
+
+
+def errors_of(taken: Taken) -> dict[str, HeadErrors]:
+    """The errors of everybody on one head."""
+    judged = yardstick(processed(taken))
+    scale = taken.scale
+    expected = judged.outputs.with_o(scale * judged.outputs.o)
+    budget = type(judged.budget)(scale * judged.budget.o, judged.budget.final_state)
+    found = {}
+    for name, (o, state) in taken.outputs.items():
+        final_state = state.T if taken.raw else state
+        got = Outputs(o.astype(np.float64)[None, :, None], final_state.astype(np.float64)[None, None])
+        verdicts = {verdict.tensor: verdict.ratio for verdict in compare(got, expected, budget)}
+        found[name] = HeadErrors(
+            verdicts["o"],
+            verdicts["final_state"],
+            _squares(got.o, expected.o),
+            _squares(got.final_state, expected.final_state),
+        )
+    return found
+
+
+def _squares(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    return float(((got - expected) ** 2).sum()), float((expected**2).sum())
+
+
+def accuracies(taken: list[Taken], pool: Executor | None = None) -> dict[str, dict[str, Any]]:
+    """The fields of `results.Accuracy` of everybody, over all heads; on the processes of `pool`, if there is one."""
+    of_heads = list(pool.map(errors_of, taken) if pool else map(errors_of, taken))
+    found = {}
+    for name in of_heads[0] if of_heads else ():
+        errors = [one[name] for one in of_heads]
+        found[name] = {
+            "o_ratio": max(one.o_ratio for one in errors),
+            "state_ratio": max(one.state_ratio for one in errors),
+            "o_relative": _relative([one.o_squares for one in errors]),
+            "state_relative": _relative([one.state_squares for one in errors]),
+            "heads": len(errors),
+        }
+    return found
+
+
+def _relative(squares: list[tuple[float, float]]) -> float:
+    error, reference = (sum(column) for column in zip(*squares, strict=True))
+    return sqrt(error / reference) if reference else float(error > 0)
