@@ -209,13 +209,16 @@ def test_ours_is_held_against_the_fastest_rival_that_counts(report):
 
 def test_verdicts_are_means_over_shapes_with_both_times(report):
     found = {(v.mode, v.clock, v.kind): v for v in results.verdicts(report)}
-    assert set(found) == {("computed", clock, kind) for clock in ("call", "graph") for kind in ("prefill", "decode")}
-    call = found["computed", "call", "prefill"]
-    assert (call.shapes, call.least, call.least_at, call.bar) == (2, 2.0, "1,8192,64", 2.4)
+    kinds = {(clock, kind) for clock in ("call", "graph") for kind in ("all", "prefill", "decode")}
+    assert set(found) == {("computed", *kind) for kind in kinds}
+    call = found["computed", "call", "all"]  # the one that goes token by token is no rival here
+    assert (call.shapes, call.least, call.least_at, call.bar, call.least_bar) == (2, 2.0, "1,8192,64", 3.0, 2.0)
     assert call.mean == pytest.approx((3.2 * 2.0) ** 0.5)
-    assert call.met is True
-    assert "bar 2.4: met" in str(call)
-    assert "MISSED" in str(replace(call, mean=2.39))
+    assert call.met is False
+    assert "bar 3, least 2: MISSED" in str(call)
+    assert replace(call, mean=3.0).met is True
+    assert replace(call, mean=3.0, least=1.9).met is False
+    assert "bar 3, least 2: met" in str(replace(call, mean=3.1))
     decode = found["computed", "call", "decode"]
     assert (decode.mean, decode.bar, decode.met) == (0.5, None, None)
 
@@ -234,7 +237,7 @@ def test_tables_say_what_was_measured(report):
 
 def test_the_page_gets_every_table(report, tmp_path):
     text = show.markdown(report)
-    for said in (*show.TITLES.values(), "| 1, 8192, 16 | 250 |", "bar 2.4: met", "4.30 TB/s", "30.0 s", "left out"):
+    for said in (*show.TITLES.values(), "| 1, 8192, 16 | 250 |", "bar 3, least 2: MISSED", "4.30 TB/s", "30.0 s", "left out"):
         assert said in text
     report.write(tmp_path / "result.json")
     page = tmp_path / "page.md"

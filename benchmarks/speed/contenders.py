@@ -16,7 +16,7 @@ import torch
 from speed.inputs import LOWER_BOUND, Given
 from speed.shapes import D, Mode, Shape
 
-__all__ = ["ENGINES", "FLA_ALONE", "FORMS", "OURS", "Contender", "absent", "contenders", "versions"]
+__all__ = ["ENGINES", "FLA_ALONE", "FORMS", "OURS", "TOKENS", "Contender", "absent", "contenders", "versions"]
 
 Call = Callable[[Given], tuple[torch.Tensor, torch.Tensor]]
 
@@ -29,7 +29,8 @@ FLA_ALONE = {"FLA_FLASH_KDA": "0", "FLA_TILELANG": "0", "FLA_DISABLE_BACKEND_DIS
 ENGINES: dict[str, tuple[str, ...]] = {"hopper": ("kda_prep", "kda_walk"), "portable": ("kda_forward",)}
 
 #: FLA's ways to compute the same: in chunks with pairwise diagonal blocks, in chunks with safe_gate, token by token.
-FORMS = ("fla chunk_kda", "fla chunk_kda, safe_gate", "fla fused_recurrent_kda")
+TOKENS = "fla fused_recurrent_kda"
+FORMS = ("fla chunk_kda", "fla chunk_kda, safe_gate", TOKENS)
 
 #: Up to so many tokens a FLA user would decode with `fused_recurrent_kda`.
 FEW_TOKENS = 16

@@ -101,8 +101,8 @@ DENSE = (
 SHAPES = (
     *DENSE,
     Shape.packed(PACKED_LENGTHS, 32),
-    *(Shape(B, 1, 32, state=True) for B in (1, 32, 256)),
-    *(Shape(B, 16, 32, state=True) for B in (8, 64)),
+    Shape(64, 1, 32, state=True),
+    Shape(64, 16, 32, state=True),
 )
 QUICK = (Shape(1, 8192, 16), Shape(1, 8192, 64))
 #: For a CPU: every kind of shape, as small as it comes.
