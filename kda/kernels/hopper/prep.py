@@ -72,6 +72,10 @@ def _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows):  # t
 #: Value e of a row of 16-bit values in float32, in one instruction: from the pair it lies in.
 _WIDEN = """
 #include <cuda_fp16.h>
+__device__ __forceinline__ int kda_first_of_64(bool low, bool high) {
+  const unsigned lows = __ballot_sync(0xffffffffu, low), highs = __ballot_sync(0xffffffffu, high);
+  return lows ? __ffs(lows) - 1 : highs ? 31 + __ffs(highs) : 64;
+}
 __device__ __forceinline__ void kda_prefetch(const void *address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
@@ -206,18 +210,25 @@ def _merge(tx, M_s, Ai_s, T16_s, z):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _product(tx, left, right, first, out, f, sign):  # type: ignore[no-untyped-def]
-    # out = sign left[first:] right[:32], 32 x 32 in float32: row tx // 8, four columns.
+def _product(tx, left, right, first, out, f, sign, rows_from):  # type: ignore[no-untyped-def]
+    # out = sign left[first:] right[:32], 32 x 32 in float32, from row rows_from on: row tx // 8, four columns.
     for e in T.unroll(E):
         f[e] = 0.0
     for n in T.unroll(32):
         for e in T.unroll(E):
             f[e] = f[e] + left[first + tx // 8, n] * right[n, tx % 8 * E + e]
     T.sync_threads()
-    for e in T.unroll(E):
-        f[e] = sign * f[e]
-    for e in T.vectorized(E):
-        out[tx // 8, tx % 8 * E + e] = f[e]
+    if tx // 8 >= rows_from:
+        for e in T.unroll(E):
+            f[e] = sign * f[e]
+        for e in T.vectorized(E):
+            out[tx // 8, tx % 8 * E + e] = f[e]
+
+
+@T.macro
+def _lost(value, operand):  # type: ignore[no-untyped-def]
+    # What rounding to the operand format takes off a value, itself rounded.
+    return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
 
 
 @T.macro
@@ -296,7 +307,7 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             sent = T.alloc_local([1], ACCUM)
             decayed = T.alloc_local([1], ACCUM)
             pairs = T.alloc_local([2], ACCUM)
-            steep = T.alloc_local([1], "int32")  # whether a beta of the chunk is above 1
+            steep = T.alloc_local([1], "int32")  # the first row behind a beta above 1
             since = T.alloc_local([E], ACCUM)
             pre = T.alloc_local([E], ACCUM)
             post = T.alloc_local([E], ACCUM)
@@ -482,12 +493,7 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)
             T.wgmma_gemm(X16[0:64, :], X16[64:96, :], f16, transpose_B=True, clear_accum=True)
             T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
-            if tx < 32:
-                T.tma_copy(Qg_s, Q_g[x, :, :], leader_scope_threads=32)
-                T.tma_copy(Kg_s, K_g[x, :, :], leader_scope_threads=32)
             T.wait_wgmma(0)
-            if tx < 32:
-                T.tma_store_wait(0, True)
             T.sync_threads()  # the operands have been read: their bytes are V's, K's and M's from here on
             if tx < 32:
                 T.fence_proxy_async()
@@ -520,7 +526,10 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 8 == j // 8 + 4:
                     M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
-            steep[0] = T.syncthreads_or(T.if_then_else(total_s[GROUPS, tx % CHUNK] > 1.0, 1, 0))
+            T.sync_threads()
+            steep[0] = T.call_extern(
+                "int32", "kda_first_of_64", total_s[GROUPS, lane] > 1.0, total_s[GROUPS, 32 + lane] > 1.0
+            )
 
             # ---- Solve: the 16 x 16 blocks of A, one column a thread.
             if tx < CHUNK:
@@ -538,25 +547,25 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
             T.sync_threads()
             _merge(tx, M_s, Ai_s, T16_s, z)  # 16 -> 32
-            # 32 -> 64: on the tensor cores if A is well conditioned and will be rounded to bf16 (8 bits, of tf32's 11).
-            if form.operand is BF16:
-                if steep[0] == 0:
-                    T.gemm(M32_s, Ai_s[0:32, :], fT, clear_accum=True)
-                    T.sync_threads()
-                    T.copy(fT, T32_s)
-                    T.sync_threads()
-                    T.gemm(Ai_s[32:64, :], T32_s, fA, clear_accum=True)
-                    T.sync_threads()
-                    for i, j in T.Parallel(32, 32):
-                        A21_s[i, j] = -fA[i, j]
-                else:
-                    _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0)
-                    T.sync_threads()
-                    _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0)
-            else:
-                _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0)
+            # 32 -> 64: on the tensor cores where A will be rounded to bf16 (8 bits, of tf32's 11); in float32 for float16,
+            # and for the rows behind a beta above 1 (see below).
+            if tf32:
+                T.gemm(M32_s, Ai_s[0:32, :], fT, clear_accum=True)
                 T.sync_threads()
-                _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0)
+                T.copy(fT, T32_s)
+                T.sync_threads()
+                T.gemm(Ai_s[32:64, :], T32_s, fA, clear_accum=True)
+                for i, j in T.Parallel(32, 32):
+                    A21_s[i, j] = -fA[i, j]
+                if steep[0] < CHUNK:
+                    T.sync_threads()
+                    _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0, 0)
+                    T.sync_threads()
+                    _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, steep[0] - 32)
+            else:
+                _product(tx, M32_s, Ai_s, 0, T32_s, f, 1.0, 0)
+                T.sync_threads()
+                _product(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, 0)
             T.sync_threads()
             for i, j in T.Parallel(32, 32):
                 A_s[32 + i, j] = T.Cast(op, A21_s[i, j])
@@ -576,16 +585,18 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             T.fence_proxy_async()
             T.sync_threads()
             _apply(A_s, Ke_s, V_s, fW, fU, transposed, True)
-            if steep[0] != 0:
-                # Where a beta is above 1 the entries of A need not fade along a row, and what rounding them costs adds
-                # up: there A is the sum of two rounded matrices.
+            if steep[0] < CHUNK:
+                # Behind a beta above 1 the entries of A need not fade along a row, and what rounding them costs adds up:
+                # there A is the sum of two rounded matrices. Row by row: no row may know of later tokens.
                 T.sync_threads()
                 for i, j in T.Parallel(32, 32):
-                    A_s[32 + i, j] = T.Cast(op, A21_s[i, j] - T.Cast(ACCUM, T.Cast(op, A21_s[i, j])))
+                    A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], _lost(A21_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
-                    A_s[i, j] = T.Cast(op, Ai_s[i, j] - T.Cast(ACCUM, T.Cast(op, Ai_s[i, j])))
+                    A_s[i, j] = T.if_then_else(i >= steep[0], _lost(Ai_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
-                    A_s[32 + i, 32 + j] = T.Cast(op, Ai_s[32 + i, j] - T.Cast(ACCUM, T.Cast(op, Ai_s[32 + i, j])))
+                    A_s[32 + i, 32 + j] = T.if_then_else(
+                        32 + i >= steep[0], _lost(Ai_s[32 + i, j], op), T.Cast(op, 0.0)
+                    )
                 T.fence_proxy_async()
                 T.sync_threads()
                 _apply(A_s, Ke_s, V_s, fW, fU, transposed, False)
@@ -594,8 +605,12 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             T.copy(fU, U_s)
             T.fence_proxy_async()
             T.sync_threads()
-            T.copy(W_s, W[x, :, :])
-            T.copy(U_s, U[x, :, :])
-            T.copy(Aqk_s, A_qk[x, :, :])
+            if tx < 32:
+                T.tma_copy(Qg_s, Q_g[x, :, :], leader_scope_threads=32)
+                T.tma_copy(Kg_s, K_g[x, :, :], leader_scope_threads=32)
+                T.tma_copy(W_s, W[x, :, :], leader_scope_threads=32)
+                T.tma_copy(U_s, U[x, :, :], leader_scope_threads=32)
+                T.tma_copy(Aqk_s, A_qk[x, :, :], leader_scope_threads=32)
+                T.tma_store_wait(0, True)
 
     return kda_prep
