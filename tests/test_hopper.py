@@ -1,0 +1,202 @@
+"""The Hopper program without a GPU: what TileLang makes of it for sm_90a, and how a call is launched on it."""
+
+import functools
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kda.formats import BF16, F16
+from kda.kernels import compile as compiling
+from kda.kernels.form import Form
+from kda.kernels.hopper import launching
+from kda.kernels.launch import SHARED_MEMORY
+
+PLAIN = Form(BF16, initial_state=False)
+FORMS = (
+    PLAIN,
+    Form(F16, packed=True, state_v_first=True, normalise=True, gate="softplus", beta="doubled"),
+    Form(BF16, gate="bounded", beta="logits", g_format=BF16, beta_format=BF16, normalise=True),
+)
+#: Two programs of `prep` share a multiprocessor, with 1 KiB of its 228 for the system each.
+HALF = (228 << 10) // 2 - 1024
+
+#: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 operands, 2 scores,
+#: 3 scatter, 4 solve, 5 the merge to 32, 6 and 7 the two products of the merge to 64, 8 A, 9 W and U, 10 stores.
+LIVES = {
+    "Qg_s": (0, 10),
+    "Kg_s": (0, 10),
+    "total_s": (0, 4),
+    "X32": (1, 2),
+    "X16": (1, 2),
+    "X8": (1, 2),
+    "V_s": (3, 9),
+    "Ke_s": (3, 9),
+    "Aqk_s": (3, 10),
+    "M_s": (3, 5),
+    "M32_s": (3, 6),
+    "Ai_s": (4, 9),
+    "T16_s": (5, 5),
+    "T32_s": (6, 7),
+    "A21_s": (7.5, 9),  # a product in float32 waits before it writes
+    "A_s": (8, 9),
+    "W_s": (10, 10),
+    "U_s": (10, 10),
+}
+#: With bf16 the merge to 64 may be done twice, the first time on the tensor cores, which do not wait before they write.
+LIVES_BF16 = {**LIVES, "M32_s": (3, 7), "A21_s": (7, 9)}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    start: int
+    stop: int
+
+
+def lowered(program, passes):
+    from tilelang import tvm
+    from tilelang.engine.lower import create_backend_context, lower_with_context
+
+    context = create_backend_context({"kind": "cuda", "arch": "sm_90a"}, None, "auto")
+    with tvm.transform.PassContext(opt_level=3, config=passes), context.target:
+        return lower_with_context(program, context).kernel_source
+
+
+@functools.cache
+def source(which, form, width=64):
+    compiling.tilelang()
+    from kda.kernels.hopper.prep import prep
+    from kda.kernels.hopper.walk import walk_narrow, walk_wide
+
+    if which == "prep":
+        return lowered(prep(form, width == 64), launching.PASSES)
+    return lowered(walk_wide(form) if width == 64 else walk_narrow(form, width), launching.WALK_PASSES)
+
+
+def tiles(which, form, width=64):
+    """The shared-memory tiles of a program, by the offsets in its source and the sizes in its allocations."""
+    from tilelang import tvm
+
+    compiling.tilelang()
+    from kda.kernels.hopper.prep import prep
+    from kda.kernels.hopper.walk import walk_narrow, walk_wide
+
+    if which == "prep":
+        program = prep(form, width == 64)
+    else:
+        program = walk_wide(form) if width == 64 else walk_narrow(form, width)
+    sizes = {}
+
+    def visit(node):
+        if isinstance(node, tvm.tirx.SBlock):
+            for buffer in node.alloc_buffers:
+                if buffer.scope().startswith("shared"):
+                    elements = functools.reduce(lambda a, b: a * int(b), buffer.shape, 1)
+                    sizes[buffer.name] = elements * tvm.DataType(buffer.dtype).bits // 8
+
+    tvm.tirx.stmt_functor.post_order_visit(program.body, visit)
+    at = re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", source(which, form, width))
+    return {name: Buffer(int(start), int(start) + sizes[name]) for name, start in at}
+
+
+def overlap(a, b):
+    return a.start < b.stop and b.start < a.stop
+
+
+@pytest.mark.parametrize("width", [64, 16])
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "packed", "raw"])
+def test_tiles_of_prep_that_live_at_the_same_time_share_no_bytes(form, width):
+    found = tiles("prep", form, width)
+    lives = LIVES_BF16 if form.operand is BF16 else LIVES
+    assert set(found) == set(lives)
+    for name, buffer in found.items():
+        for other, theirs in found.items():
+            apart = lives[name][1] < lives[other][0] or lives[other][1] < lives[name][0]
+            assert name == other or apart or not overlap(buffer, theirs), (name, other)
+    assert max(buffer.stop for buffer in found.values()) <= HALF
+
+
+@pytest.mark.parametrize("width", [64, 32, 16])
+@pytest.mark.parametrize("form", FORMS[:2], ids=["plain", "packed"])
+def test_tiles_of_a_walk_share_no_bytes(form, width):
+    found = tiles("walk", form, width)
+    assert {"W_s", "U_s", "Qg_s", "Kg_s", "Aqk_s", "decay_s", "O_s"} <= set(found)
+    for name, buffer in found.items():
+        for other, theirs in found.items():
+            assert name == other or not overlap(buffer, theirs), (name, other)
+    assert max(buffer.stop for buffer in found.values()) <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "packed", "raw"])
+def test_prep_waits_where_its_stages_meet(form):
+    text = source("prep", form)
+    # Written out: one after each stage, and inside those that hand something on between threads.
+    assert "kda_prep_kernel" in text
+    assert text.count("tl::fence_proxy_async()") >= 3
+    assert text.count("__syncthreads();") >= 12
+    assert "wgmma_ss" in text
+    assert "tma_load" in text
+    assert "tma_store" in text
+
+
+@pytest.mark.parametrize(("width", "name"), [(64, "kda_walk_wide_kernel"), (32, "kda_walk_narrow_kernel")])
+def test_walks_load_ahead_in_a_warpgroup_of_their_own(width, name):
+    text = source("walk", PLAIN, width)
+    assert name in text
+    assert "warpgroup_reg_dealloc<24>" in text
+    assert "warpgroup_reg_alloc<240>" in text
+    assert text.count("tma_load") >= 6
+
+
+def test_the_walk_is_the_narrowest_that_runs_at_once():
+    widths = [launching.walk_for(heads, 132) for heads in (1, 16, 17, 33, 34, 64, 10_000)]
+    assert widths == [16, 16, 32, 32, 64, 64, 64]
+
+
+def test_forms_that_differ_in_states_alone_share_prep(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launching, "_compiled_prep", lambda form, wide: asked.append((form, wide)))
+    launching._prep.cache_clear()
+    launching._prep(Form(BF16, initial_state=True, state_v_first=True), True)
+    launching._prep(Form(BF16, final_state=False), True)
+    launching._prep(Form(BF16, gate="bounded"), True)
+    assert asked[0] == asked[1] != asked[2]
+    launching._prep.cache_clear()
+
+
+def test_nothing_but_torch_is_imported_before_the_first_launch():
+    import subprocess
+    import sys
+
+    code = "import kda.kernels.hopper, sys; assert 'tilelang' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_call_without_tokens_hands_its_state_on():
+    from kda.kernels.form import Call
+    from kda.kernels.hopper import launch
+
+    def call(initial):
+        empty = torch.empty((0, 2, 128), dtype=torch.bfloat16)
+        final = torch.full((3, 2, 128, 128), float("nan"))
+        form = Form(BF16, initial_state=initial is not None)
+        launch(
+            Call(
+                form,
+                *(empty,) * 3,
+                torch.empty((0, 2, 128)),
+                torch.empty((0, 2)),
+                empty,
+                sequences=3,
+                length=0,
+                scale=1.0,
+                initial_state=initial,
+                final_state=final,
+            )
+        )
+        return final
+
+    state = torch.randn(3, 2, 128, 128)
+    assert torch.equal(call(state), state)
+    assert torch.equal(call(None), torch.zeros(3, 2, 128, 128))
