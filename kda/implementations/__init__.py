@@ -37,6 +37,7 @@ _BUILT_IN = {
     "kda_forward": "KdaForward",
     "mirror": "Mirror",
     "mirror_forward": "MirrorForward",
+    "mirror_hopper": "MirrorHopper",
     "mirror_sub16": "MirrorSub16",
     "mirror_sub32": "MirrorSub32",
     "mirror_sub64": "MirrorSub64",

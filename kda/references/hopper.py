@@ -1,12 +1,12 @@
-"""The arithmetic of `kda_forward`'s Hopper program in NumPy: any gate, no factor above 1, an inverse without a division.
+"""The arithmetic of `kda_forward`'s Hopper program in NumPy: any gate, no factor above 1, an inverse without division.
 
 A chunk has 64 tokens, in groups of 8. Each gate is exponentiated once, a = e^g, and every other decay is a product of
-a's: from the beginning of a group to a token (P), from a token to the end of its group (until), and of whole groups (t).
+a's: from the beginning of a group to a token (P), from a token to the end of its group (until), of whole groups (t).
 The decay from token j to token i is
 
     in one group of 8             a_{j+1} ... a_i, for every pair and channel in float32
-    across an anchor at row r     (a_{j+1} ... a_{r-1}) (a_r ... a_i), with r = 32, 16 or 48, 8, 24, 40 or 56: the border
-                                  between the halves of the smallest of the blocks 64, 32, 16 that holds both tokens
+    across an anchor at row r     (a_{j+1} ... a_{r-1}) (a_r ... a_i), with r the middle of the smallest of the aligned
+                                  blocks of 64, 32 and 16 tokens that holds both
 
 so that below the diagonal blocks of 8, M and A_qk are one block of 32 rows, two of 16 and four of 8, each a matrix
 product. Where the portable program substitutes [K e^gamma | V], this one makes the inverse first:
@@ -57,8 +57,8 @@ def ref_hopper(
     """The Hopper program of `kda_forward`, all heads and value channels at once.
 
     precision: the program's operand format; in float64 nothing is rounded. exp2: the float32 2^x of the machine under
-    test (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run, without
-    gamma and L, which are not made here. lean: see `Arithmetic`. scale multiplies o before it is rounded. Raises
+    test (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run, but
+    for gamma and L, which are not made here. lean: see `Arithmetic`. scale multiplies o before it is rounded. Raises
     InputError if `inputs` are malformed.
     """
     sizes = inputs.check()
@@ -148,7 +148,7 @@ def _since_group_began(a: np.ndarray) -> np.ndarray:
 
 
 def _until_group_ends(a: np.ndarray) -> np.ndarray:
-    """a_{j+1} ... a_last of each group, multiplied backwards, 1 at its last token: a `[.., C, DK]` to the same shape."""
+    """a_{j+1} ... a_last of each group, multiplied backwards: a `[.., C, DK]` to the same shape."""
     decay = np.ones_like(a)
     for j in reversed(range(GROUP - 1)):
         decay[..., j::GROUP, :] = decay[..., j + 1 :: GROUP, :] * a[..., j + 1 :: GROUP, :]
