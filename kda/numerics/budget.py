@@ -32,7 +32,7 @@ class Units:
     a rounding below `normal`, the smallest number of full precision. output: relative error of the last rounding, of o.
     state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
     hold. step: what each token adds to the relative error of the state; reference A's own, where it counts. merge: the
-    relative error of a factor of the last merge of an inverse.
+    relative error of a factor of the last merge of an inverse; steep: that of what is kept as the sum of two operands.
     """
 
     operand: float
@@ -43,6 +43,7 @@ class Units:
     floor: float
     step: float = 0.0
     merge: float = 0.0
+    steep: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def operand_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) 
         floor=_floor(dtype, inverse),
         step=2 * F64.unit_roundoff if dtype is F64 else 0.0,
         merge=TF32_CUT + delta if dtype is BF16 else delta,
+        steep=dtype.unit_roundoff**2 + delta,
     )
 
 
@@ -185,6 +187,7 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -
         state=delta,
         floor=_floor(dtype, inverse),
         merge=sqrt(TF32_CUT * delta) + delta if dtype is BF16 else delta,
+        steep=dtype.unit_roundoff**2 + delta,
     )
 
 
@@ -280,7 +283,7 @@ def judge(
             reached = np.zeros((sizes.B, sizes.H, sizes.DK), dtype=bool)  # the channels that W is not zero in
             start, decay = S.copy(), np.ones((sizes.B, sizes.H, sizes.DK, 1))
             if inverse:
-                sizes_of_errors = Roundings(u, tiny, units.normal, units.merge)
+                sizes_of_errors = Roundings(u, tiny, units.normal, units.merge, units.steep)
                 of_inverse = inverse_error(inputs.tokens(t, t + C), S, sizes_of_errors)
         elif t % window == 0:  # keys of earlier sub-chunks come with a factor of at most 1
             amplified[...] = plain

@@ -3,6 +3,8 @@
     A = (I + diag(beta) M)^-1 diag(beta)    W = A (K e^gamma)    U = A V
     w = U - W S_0 = A y                     y = V - (K e^gamma) S_0
 
+A row of A is rounded once; where a beta of the chunk up to it is above 1, it is steep and the sum of two rounded rows.
+
 An error of y, be it of K e^gamma, is an error of the values: the deletions that follow work on it as on any write, and
 |I - beta k k^T|_2 <= 1 bounds what becomes of it. An error of A goes into w with nothing behind it to undo it, so it is
 as large as the rows of A, which are known in float64. docs/tolerances.md derives every term.
@@ -23,12 +25,13 @@ HALF = 32
 
 
 class Roundings(NamedTuple):
-    """The sizes of single errors: `operand`, `tiny`, `normal` and `merge` of `kda.numerics.budget.Units`."""
+    """The sizes of single errors, as in `kda.numerics.budget.Units`."""
 
     operand: float
     tiny: float
     normal: float
     merge: float
+    steep: float
 
 
 def inverse_error(chunk: Inputs, S: np.ndarray, sizes: Roundings) -> np.ndarray:
@@ -45,7 +48,10 @@ def inverse_error(chunk: Inputs, S: np.ndarray, sizes: Roundings) -> np.ndarray:
     y = v - decayed @ S
     w = A @ y
 
-    error = sizes.operand * (_once(A, y) + np.abs(A @ v) + beta * _once(decayed, S))
+    steep = np.logical_or.accumulate(beta > 1, axis=-2)
+
+    error = np.where(steep, sizes.steep, sizes.operand) * _once(A, y)
+    error += sizes.operand * (np.abs(A @ v) + beta * _once(decayed, S))
     # A and U may be subnormal, and so may k e^gamma, which meets the state that has not decayed.
     at_start = np.sqrt((S * S).sum(-2, keepdims=True))
     missing = np.linalg.norm(_lost(np.abs(decayed), sizes), axis=-1, keepdims=True)
@@ -57,7 +63,8 @@ def inverse_error(chunk: Inputs, S: np.ndarray, sizes: Roundings) -> np.ndarray:
         y1, w1 = y[..., first, :], w[..., first, :]
         of_A11 = np.sqrt(M21**2 @ (A11**2 @ y1**2))
         of_y = _once(M21, w1) + of_A11 + _once(M21 @ A11, y1)
-        error[..., second, :] += sizes.merge * (beta[..., second, :] * of_y + _once(A22, M21 @ w1))
+        merge = np.where(steep[..., second, :], sizes.steep, sizes.merge)
+        error[..., second, :] += merge * (beta[..., second, :] * of_y + _once(A22, M21 @ w1))
     return error
 
 

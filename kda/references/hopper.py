@@ -13,11 +13,13 @@ product. Where the portable program substitutes [K e^gamma | V], this one makes 
 
     A = (I + diag(beta) M)^-1 diag(beta),   W = A (K e^gamma),   U = A V
 
-blocks of 16 by substitution, merged two by two: A21 = -A22 (M21 A11). In a narrow `precision` the roundings are the
-program's:
+blocks of 16 by substitution, merged two by two: A21 = -A22 (M21 A11). A row of A is steep where a beta of the chunk up
+to it is above 1: its entries need not fade, and it is the sum of two rounded rows. In a narrow `precision` the program's
+roundings are:
 
-    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, A, W, U, S, V~, o
-    tf32 (bf16 operands only): the factors of the last merge, truncated to 10 bits as a tensor core reads them
+    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, A (A1, and
+        A2 = A - A1 of steep rows), W, U, S, V~, o
+    tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
     float32: a and every product of a's, the diagonal blocks, M, the blocks of 16 and their merge to 32, V~ before it is
     rounded, S
 
@@ -27,7 +29,7 @@ Sums run over the inner index in ascending order, which on tensor cores they do 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -114,9 +116,13 @@ def ref_hopper(
             M, A_qk = np.tril(M, -1), np.tril(A_qk)
             A_c = op(A_qk)
 
-            A = op(_inverse(M, be, machine))
-            W = op(gemm(A, KE, zeros(*heads, CHUNK, sizes.DK)))
-            U = op(gemm(A, Vc, zeros(*heads, CHUNK, sizes.DV)))
+            # Later tokens have no say in it, so that they change no bit of an earlier one.
+            steep = np.logical_or.accumulate(be > 1, axis=-1)[..., None]
+            A = _inverse(M, be, steep, machine)
+            A1 = op(A)
+            A2 = op(np.where(steep, A - A1, accum(0)))
+            W = op(gemm(A2, KE, gemm(A1, KE, zeros(*heads, CHUNK, sizes.DK))))
+            U = op(gemm(A2, Vc, gemm(A1, Vc, zeros(*heads, CHUNK, sizes.DV))))
 
             # Walk.
             S_s = op(S)
@@ -172,8 +178,8 @@ def _grown(k: np.ndarray, a: np.ndarray) -> np.ndarray:
     return grown
 
 
-def _inverse(M: np.ndarray, beta: np.ndarray, machine: Arithmetic) -> np.ndarray:
-    """(I + diag(beta) M)^-1 diag(beta): M `[.., C, C]` strictly lower, beta `[.., C]`."""
+def _inverse(M: np.ndarray, beta: np.ndarray, steep: np.ndarray, machine: Arithmetic) -> np.ndarray:
+    """(I + diag(beta) M)^-1 diag(beta): M `[.., C, C]` strictly lower, beta `[.., C]`, steep `[.., C, 1]`."""
     A = np.zeros_like(M)
     for block in chunks(CHUNK, BLOCK):
         m, be = M[..., block, block], beta[..., block]
@@ -183,13 +189,26 @@ def _inverse(M: np.ndarray, beta: np.ndarray, machine: Arithmetic) -> np.ndarray
             x[..., j + 1 :, :] -= m[..., j + 1 :, j, None] * x[..., j, None, :]
         A[..., block, block] = x
     for half in (16, 32):
-        read = _tf32 if half == 32 and machine.precision == BF16 else np.asarray
-        cleared = machine.zeros(*M.shape[:-2], half, half)
         for start in range(0, CHUNK, 2 * half):
             first, second = slice(start, start + half), slice(start + half, start + 2 * half)
-            inner = machine.gemm(read(M[..., second, first]), read(A[..., first, first]), cleared)
-            A[..., second, first] = -machine.gemm(read(A[..., second, second]), read(inner), cleared)
+            blocks = M[..., second, first], A[..., first, first], A[..., second, second]
+            A21 = _merged(*blocks, machine)
+            if half == 32 and machine.precision == BF16:
+                A21 = np.where(steep[..., second, :], A21, _merged(*blocks, machine, _tf32))
+            A[..., second, first] = A21
     return A
+
+
+def _merged(
+    M21: np.ndarray,
+    A11: np.ndarray,
+    A22: np.ndarray,
+    machine: Arithmetic,
+    read: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> np.ndarray:
+    """-A22 (M21 A11), every factor as `read` gives it to its product."""
+    cleared = machine.zeros(*M21.shape)
+    return -machine.gemm(read(A22), read(machine.gemm(read(M21), read(A11), cleared)), cleared)
 
 
 def _tf32(x: np.ndarray) -> np.ndarray:
