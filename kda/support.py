@@ -46,7 +46,8 @@ class Support:
     free, up to max_DK, max_DV and max_C. total_gates: the largest |sum of g| over one chunk, per format (a format left
     out has no limit), or over one sub-chunk of sub_C tokens where gamma starts anew at those; max_token_gate: the
     largest |g| of one token. pairs: whether the decay inside a (sub-)chunk is formed for each pair of tokens and not
-    split. max_beta: 1 to 2. initial_state: whether one may be passed. max_tokens, max_batch, max_heads: the largest N,
+    split. inverse: whether the triangular system is inverted, and decays multiplied, see `kda.numerics.budget.judge`.
+    max_beta: 1 to 2. initial_state: whether one may be passed. max_tokens, max_batch, max_heads: the largest N,
     B and H worth asking for.
     """
 
@@ -55,6 +56,7 @@ class Support:
     total_gates: Mapping[Format, float] = field(default_factory=dict, hash=False)
     sub_C: int | None = None
     pairs: bool = False
+    inverse: bool = False
     max_token_gate: float = inf
     max_beta: float = 1.0
     initial_state: bool = True

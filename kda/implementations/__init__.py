@@ -1,9 +1,10 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, and mirrors of
-kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages add theirs through the entry point group
-`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
-edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`, `path/to/forward.py:kda_forward`.
+Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, that of its Hopper
+program, `mirror_hopper`, and mirrors of kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages
+add theirs through the entry point group `kda.implementations`; a class in a file is named `path/to/file.py:Name`, one
+in a module `package.module:Name`. An edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`,
+`path/to/forward.py:kda_forward`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _BUILT_IN = {
     "kda_forward": "KdaForward",
     "mirror": "Mirror",
     "mirror_forward": "MirrorForward",
+    "mirror_hopper": "MirrorHopper",
     "mirror_sub16": "MirrorSub16",
     "mirror_sub32": "MirrorSub32",
     "mirror_sub64": "MirrorSub64",

@@ -24,6 +24,7 @@ from kda.problem import Inputs, Outputs, Tile
 from kda.references import (
     chunkwise,
     forward,
+    hopper,
     mirror,
     ref_A,
     ref_B,
@@ -32,8 +33,10 @@ from kda.references import (
     ref_C_fast,
     ref_C_sub,
     ref_forward,
+    ref_hopper,
 )
 from kda.references.forward import SUB_CHUNK
+from kda.references.hopper import CHUNK, GROUP
 from kda.source import Source, module_from_source
 from kda.support import Support, TileChoice
 
@@ -42,6 +45,7 @@ __all__ = [
     "KdaForward",
     "Mirror",
     "MirrorForward",
+    "MirrorHopper",
     "MirrorSub16",
     "MirrorSub32",
     "MirrorSub64",
@@ -209,6 +213,38 @@ class MirrorForward(Implementation):
         return True
 
 
+class MirrorHopper(Implementation):
+    """The Hopper program of `kda_forward` in NumPy, with every rounding of it, at any DK and DV."""
+
+    name = "mirror_hopper"
+    summary = "the Hopper program of kda_forward with its roundings, in NumPy: any gate"
+    mirrored = True
+
+    def __init__(self, function: Any = ref_hopper) -> None:
+        self._function = function
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return hopper_support(HOPPER_MIRROR_TILES, dtype)
+
+    def run(self, inputs: Inputs, tile: Tile, target: str, memory: Memory = PLAIN) -> Outputs:
+        return self._function(inputs, inputs.dtype)
+
+    def sources(self) -> Mapping[str, Source]:
+        return {"kernel": Source(hopper, "ref_hopper")}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        return MirrorHopper(modules["kernel"].ref_hopper)
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        return ref_hopper(inputs, inputs.dtype, self.exp2(target), lean=lean)
+
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
+        return True
+
+
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
 #: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
 CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
@@ -232,6 +268,11 @@ CPU_TILES = tuple(TileChoice(*sizes) for sizes in CPU_PALETTE)
 #: What mirrors can run: chunks of 128 too, which the kernel does not take, for the article's sections 2.1 and 2.3.
 MIRROR_TILES = (*CPU_TILES, TileChoice(16, 16, 128, 16))
 
+#: What the mirror of the Hopper program runs: the program itself has DK = DV = 128 alone.
+HOPPER_MIRROR_TILES = tuple(
+    TileChoice(DK, DV, CHUNK) for DK, DV in ((16, 16), (16, 32), (32, 16), (32, 64), (64, 48), (64, 64), (128, 128))
+)
+
 #: What CUDA adds: (DK, DV, C, block_DV, threads, num_stages).
 CUDA_PALETTE: tuple[tuple[int, int, int, int, int | None, int], ...] = (
     (32, 32, 16, 16, 32, 0),
@@ -250,6 +291,11 @@ def _kernel_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
 
 def _forward_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
     return Support(dtypes=(dtype,), tiles=tiles, sub_C=SUB_CHUNK, pairs=True, max_beta=2.0, max_tokens=160)
+
+
+def hopper_support(tiles: tuple[TileChoice, ...], dtype: Format) -> Support:
+    """The cases and the budget of `kda_forward`'s Hopper program, or of its mirror, on `tiles`."""
+    return Support(dtypes=(dtype,), tiles=tiles, sub_C=GROUP, pairs=True, inverse=True, max_beta=2.0, max_tokens=160)
 
 
 class _WithOutputs:

@@ -12,11 +12,16 @@ from math import log, sqrt
 
 import numpy as np
 
-from kda.formats import F32, F64, Format
+from kda.formats import BF16, F32, F64, Format
 from kda.numerics.domain import chunk_gamma, gate_window
+from kda.numerics.inverse import Roundings, inverse_error
 from kda.problem import Inputs, Outputs
 
 __all__ = ["Budget", "Judged", "Units", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
+
+
+#: What a tensor core leaves out of a float32 operand that it reads as tf32, relative to it, at most.
+TF32_CUT = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class Units:
     operand: relative error of a product after its factors were rounded to the operand format. tiny: absolute error of
     a rounding below `normal`, the smallest number of full precision. output: relative error of the last rounding, of o.
     state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
-    hold. step: what each token adds to the relative error of the state; reference A's own, where it counts.
+    hold. step: what each token adds to the relative error of the state; reference A's own, where it counts. merge: the
+    relative error of a factor of the last merge of an inverse; steep: that of what is kept as the sum of two operands.
     """
 
     operand: float
@@ -36,6 +42,8 @@ class Units:
     state: float
     floor: float
     step: float = 0.0
+    merge: float = 0.0
+    steep: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,16 +74,17 @@ class Judged:
     budget: Budget
 
 
-def _accumulation(inputs: Inputs, C: int, accumulator: Format) -> float:
+def _accumulation(inputs: Inputs, C: int, accumulator: Format, inverse: bool) -> float:
     """The relative error of one number that went through the accumulators, in units of their roundoff.
 
     Sums of n terms in any order err by about sqrt(n) roundoffs (Higham and Mary, 2019; n is the worst case): DK terms
     in M, A_qk, W S and Q S, C terms in the substitution, in A_qk V~ and in the state. An absolute error of gamma is a
-    relative one of e^gamma.
+    relative one of e^gamma. inverse: e^gamma is a product, of e^g.
     """
     sizes = inputs.sizes
     length = min(C, sizes.N)
-    roundings = 2 + sqrt(sizes.DK) + 2 * sqrt(length) + _gamma_error(inputs.g, C, accumulator)
+    of_decays = (_product_error if inverse else _gamma_error)(inputs.g, C, accumulator)
+    roundings = 2 + sqrt(sizes.DK) + 2 * sqrt(length) + of_decays
     # Against float64, reference A's own error counts: its e^gamma is a product of rounded factors. So does that of an
     # explicit inverse (reference B), where equal keys and beta near 2 make its entries as large as they come.
     return roundings + length if accumulator is F64 else roundings
@@ -89,15 +98,12 @@ def _gamma_error(g: np.ndarray, C: int, accumulator: Format) -> float:
     """
     if not g.any():
         return 0.0
-    B, N, H, DK = g.shape
-    padded = np.zeros((B, -(-N // C) * C, H, DK))
-    padded[:, :N] = g
-    gamma, wrong = _summed(padded.reshape(B, -1, C, H, DK), accumulator)
+    gamma, wrong = _summed(_in_chunks(g, C), accumulator)
     # e^gamma is 0 in the accumulator from here on, and no error of gamma shows any more.
     zero = log(accumulator.min_subnormal)
     measured = float(wrong[gamma > zero].max(initial=0.0)) / accumulator.unit_roundoff
     largest = min(float(-gamma.min()), -zero)
-    return 2 * largest + max(1.5 * measured, largest * sqrt(min(C, N)) / 2)
+    return 2 * largest + max(1.5 * measured, largest * sqrt(min(C, g.shape[1])) / 2)
 
 
 def _summed(g: np.ndarray, accumulator: Format) -> tuple[np.ndarray, np.ndarray]:
@@ -117,36 +123,61 @@ def _summed(g: np.ndarray, accumulator: Format) -> tuple[np.ndarray, np.ndarray]
     return gamma, off
 
 
-def operand_units(inputs: Inputs, C: int, dtype: Format) -> Units:
-    """The errors of a kernel with `dtype` operands and float32 accumulators (float64 where dtype is), against exact."""
-    accumulator = F64 if dtype is F64 else F32
-    delta = accumulated(inputs, C, dtype)
+def _product_error(g: np.ndarray, C: int, accumulator: Format) -> float:
+    """The largest relative error of a product of e^g over tokens of one chunk, in roundoffs of the accumulator.
+
+    Equal gates have equal errors, so these are added: of each factor that of the machine's 2^x, up to two units in the
+    last place or four roundoffs, and the rounding of the product; of all together what the roundings of g log2(e), the
+    constant and the product, make of gamma.
+    """
+    gates = _in_chunks(g, C)
+    zero = log(accumulator.min_normal)  # e^gamma below it errs by an absolute amount
+    factors = ((gates < 0) & (gates > zero)).sum(axis=2).max()
+    largest = min(float(-gates.sum(axis=2).min()), -zero)
+    return 1.25 * largest + 5.0 * float(factors)
+
+
+def _in_chunks(g: np.ndarray, C: int) -> np.ndarray:
+    """Gates `[B, N, H, DK]`, with zeros up to a whole chunk, as `[B, chunks, C, H, DK]`."""
+    B, N, H, DK = g.shape
+    padded = np.zeros((B, -(-N // C) * C, H, DK))
+    padded[:, :N] = g
+    return padded.reshape(B, -1, C, H, DK)
+
+
+def operand_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> Units:
+    """The errors of a kernel with `dtype` operands and float32 accumulators (float64 where dtype is), against exact.
+
+    inverse: see `judge`.
+    """
+    delta = accumulated(inputs, C, dtype, inverse)
     return Units(
         operand=dtype.unit_roundoff + delta,
         tiny=dtype.min_subnormal / 2,
         normal=dtype.min_normal,
         output=dtype.unit_roundoff,
         state=delta,
-        floor=accumulator.min_subnormal,
+        floor=_floor(dtype, inverse),
         step=2 * F64.unit_roundoff if dtype is F64 else 0.0,
+        merge=TF32_CUT + delta if dtype is BF16 else delta,
+        steep=dtype.unit_roundoff**2 + delta,
     )
 
 
-def accumulated(inputs: Inputs, C: int, dtype: Format) -> float:
+def accumulated(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> float:
     """The relative difference of two numbers that left the accumulators of a kernel with `dtype` operands."""
-    accumulator = F64 if dtype is F64 else F32
-    return accumulator.unit_roundoff * _accumulation(inputs, C, accumulator)
+    accumulator = _accumulator(dtype)
+    return accumulator.unit_roundoff * _accumulation(inputs, C, accumulator, inverse)
 
 
-def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
+def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> Units:
     """The errors of the same kernel against its mirror, which rounds in the same places but adds in another order.
 
     The accumulators of both differ by delta (see `accumulated`). A rounding to the operand format behind them then goes
     the other way with probability delta / 2u and is off by 2u: sqrt(2 u delta) in the mean square, and once in a while
-    one whole unit in a single element (the output's own).
+    one whole unit in a single element (the output's own). inverse: see `judge`.
     """
-    accumulator = F64 if dtype is F64 else F32
-    delta = accumulated(inputs, C, dtype)
+    delta = accumulated(inputs, C, dtype, inverse)
     flips = sqrt(2 * dtype.unit_roundoff * delta)
     return Units(
         operand=flips + delta,
@@ -154,35 +185,50 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format) -> Units:
         normal=dtype.min_normal,
         output=2 * dtype.unit_roundoff,
         state=delta,
-        floor=accumulator.min_subnormal,
+        floor=_floor(dtype, inverse),
+        merge=sqrt(TF32_CUT * delta) + delta if dtype is BF16 else delta,
+        steep=dtype.unit_roundoff**2 + delta,
     )
 
 
-def doubling_units(inputs: Inputs, C: int, dtype: Format) -> Units:
+def doubling_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> Units:
     """The errors between a run and one whose values are twice as large: every rounding is the same but for underflow.
 
     In float16 small values do underflow, and the difference can turn a rounding elsewhere the other way: there the two
-    are as far apart as a kernel and its mirror.
+    are as far apart as a kernel and its mirror. inverse: see `judge`.
     """
     if dtype.min_exponent > -100:
-        return mirror_units(inputs, C, dtype)
-    accumulator = F64 if dtype is F64 else F32
+        return mirror_units(inputs, C, dtype, inverse)
     return Units(
         operand=0.0,
         tiny=dtype.min_subnormal,
         normal=dtype.min_normal,
         output=0.0,
         state=0.0,
-        floor=2 * accumulator.min_subnormal,
+        floor=2 * _floor(dtype, inverse),
     )
 
 
-def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs: bool = False) -> Judged:
+def _accumulator(dtype: Format) -> Format:
+    return F64 if dtype is F64 else F32
+
+
+def _floor(dtype: Format, inverse: bool) -> float:
+    accumulator = _accumulator(dtype)
+    return 2 * accumulator.min_normal if inverse else accumulator.min_subnormal
+
+
+def judge(
+    inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs: bool = False, inverse: bool = False
+) -> Judged:
     """Reference A on `inputs` (float64), and the budget of a kernel with chunks of C tokens whose errors are `units`.
 
     sub_C: the length of the sub-chunks over which the exponent is split, C where None. pairs: it is not split inside
-    them; the decay of each pair of tokens is formed in the accumulators. Arrays inside: S `[B, H, DK, DV]`,
-    E `[B, H, DV]`, R `[B, H, DK]`.
+    them; the decay of each pair of tokens is formed in the accumulators. inverse: W and U are products with the rounded
+    inverse of the triangular system, not its solution; every decay is a product of e^g, not e to a sum; below the
+    sub-chunks, blocks of sub_C, 2 sub_C, ... tokens are split, each at its own border; and what is subnormal in an
+    accumulator may be flushed to zero (the Hopper program). Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`,
+    R `[B, H, DK]`.
     """
     sizes = inputs.sizes
     # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~
@@ -212,6 +258,14 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs:
     window = gate_window(C, sub_C)
     small = np.exp(np.maximum(chunk_gamma(inputs.g, window), log(units.normal)))
     q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
+    border = 2 * window if inverse else C
+    while border < C:  # a token that was not near the border of a sub-chunk may be near that of a larger block
+        since = np.exp(np.maximum(chunk_gamma(inputs.g, border), log(units.normal)))
+        q_lost, k_lost = (
+            np.maximum(lost_, _underflow(x * since, units))
+            for lost_, x in ((q_lost, np.abs(inputs.q)), (k_lost, k_abs))
+        )
+        border *= 2
     q_lost_norms = np.linalg.norm(q_lost, axis=-1)
     if window < C or pairs:  # the state has not decayed since the chunk began, whatever gamma started anew since
         since = np.exp(chunk_gamma(inputs.g, C))
@@ -228,6 +282,9 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs:
             at_start = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
             reached = np.zeros((sizes.B, sizes.H, sizes.DK), dtype=bool)  # the channels that W is not zero in
             start, decay = S.copy(), np.ones((sizes.B, sizes.H, sizes.DK, 1))
+            if inverse:
+                sizes_of_errors = Roundings(u, tiny, units.normal, units.merge, units.steep)
+                of_inverse = inverse_error(inputs.tokens(t, t + C), S, sizes_of_errors)
         elif t % window == 0:  # keys of earlier sub-chunks come with a factor of at most 1
             amplified[...] = plain
         k, beta = inputs.k[:, t], inputs.beta[:, t, :, None]
@@ -241,7 +298,10 @@ def judge(inputs: Inputs, C: int, units: Units, sub_C: int | None = None, pairs:
         o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
 
         w_abs = np.abs(w)
-        local = u * (beta * before + w_abs + np.maximum(w_abs, beta * v_abs[:, t]))
+        room = w_abs if inverse else np.maximum(w_abs, beta * v_abs[:, t])
+        local = u * (beta * before + w_abs + room)
+        if inverse:
+            local += of_inverse[:, :, t % C]
         # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
         reached |= k != 0
         w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)

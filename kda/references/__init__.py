@@ -7,6 +7,7 @@
     the same, rounded where the kernel rounds                            ref_C(precision=...)          section 4
     the same, split over sub-chunks                                      ref_C_sub                     section 2.3
     any gate: pairs in sub-chunks, split across their borders            ref_forward(precision=...)
+    the same with an explicit inverse, split at anchors                  ref_hopper(precision=...)
     every named intermediate of a chunk                                  ref_C(trace=...), ChunkTrace  sections 3.2, 4
     all channels share one gate                                          gated_delta_net               section 3.4
     beta -> 0                                                            per_channel_decay             section 3.4
@@ -34,6 +35,7 @@ from kda.references.family import (
     scalar_decay_chunkwise,
 )
 from kda.references.forward import ref_forward
+from kda.references.hopper import ref_hopper
 from kda.references.mirror import ref_C, ref_C_fast
 from kda.references.recurrent import ref_A, ref_A_fast
 from kda.references.subchunks import ref_C_sub
@@ -63,6 +65,7 @@ __all__ = [
     "ref_C_fast",
     "ref_C_sub",
     "ref_forward",
+    "ref_hopper",
     "scalar_decay",
     "scalar_decay_chunkwise",
 ]

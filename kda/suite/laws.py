@@ -94,7 +94,7 @@ class Subject:
         if not self.implementation.exact_mirror(self.target, self.dtype):
             # The units count roundings that go the other way as many and independent. One that a whole row hangs on, an
             # entry of A_qk with few tokens, is neither: those that could are found, and their effect is added.
-            delta = accumulated(inputs, tile.C, self.dtype)
+            delta = accumulated(inputs, tile.C, self.dtype, self.support.inverse)
             for lean in (delta, -delta):
                 budget += row_errors(run(lean=lean), mirrored)
         return Judged(mirrored, budget)
@@ -104,8 +104,9 @@ class Subject:
         other = Subject(self.implementation, self.target, case.dtype)
         return case.dtype in self.implementation.dtypes(self.target) and other.support.refuses(case) is None
 
-    def _judged(self, inputs: Inputs, C: int, units: Callable[[Inputs, int, Format], Units]) -> Judged:
-        return judge(inputs, C, units(inputs, C, self.dtype), self.support.sub_C, self.support.pairs)
+    def _judged(self, inputs: Inputs, C: int, units: Callable[[Inputs, int, Format, bool], Units]) -> Judged:
+        has = self.support
+        return judge(inputs, C, units(inputs, C, self.dtype, has.inverse), has.sub_C, has.pairs, has.inverse)
 
     def _window(self, inputs: Inputs, tile: Tile) -> int:
         return tile.C if self.implementation.chunked else inputs.sizes.N

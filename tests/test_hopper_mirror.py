@@ -1,0 +1,376 @@
+"""The Hopper program's arithmetic: exact in float64, every rounding, causal to the bit; its budget, what leaves it."""
+
+import functools
+import inspect
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from kda.case import Case
+from kda.formats import BF16, F16, F32, F64
+from kda.implementations import implementation
+from kda.numerics.budget import judge, operand_units
+from kda.numerics.compare import all_finite, compare
+from kda.problem import Inputs, Outputs
+from kda.references import STAGES, hopper, ref_forward, ref_hopper
+from kda.support import Support, TileChoice
+from strategies import wild_cases
+
+NARROW = pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+
+#: Shallow, deep, closed for good inside a group and at an anchor, and for channels in turn.
+GATES = ("uniform:0.9:0.999", "log:-1000.0", "spike:3:-1000.0", "spike:32:-1000.0", "alternating:-30.0")
+GATED = pytest.mark.parametrize("gate", GATES, ids=[gate.replace(":", "-") for gate in GATES])
+
+BUSY = Case.parse("v1,N=85,DK=32,DV=16,C=64,beta=uniform:0.0:2.0,q=gauss,k=gauss,v=gauss,state=gauss,seed=7")
+
+
+def ratio(got: Outputs, inputs: Inputs, dtype=None, inverse=True) -> float:
+    """Error over budget of the worst row."""
+    units = operand_units(inputs, 64, dtype or inputs.dtype, inverse)
+    judged = judge(inputs, 64, units, 8, pairs=True, inverse=inverse)
+    return max(verdict.ratio for verdict in compare(got, judged.outputs, judged.budget))
+
+
+# The mirror
+
+
+@given(wild_cases(Support(dtypes=(F64,), tiles=(TileChoice(16, 32, 64), TileChoice(32, 16, 64)), max_beta=2.0)))
+@settings(max_examples=60)
+def test_in_float64_it_is_the_recurrence(wild):
+    """For any gate down to -1000 per token: reference A within what float64 loses."""
+    inputs = wild.inputs()
+    got = ref_hopper(inputs)
+    assert all_finite(got)
+    assert ratio(got, inputs, F64) <= 1, str(wild)
+
+
+def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
+    """The program's arithmetic on NumPy scalars, one head of one batch: every rounding and the order of every sum."""
+    f32, sizes = np.float32, inputs.sizes
+    o, state = np.zeros(sizes.shape("o")), inputs.state()
+    D, E = range(sizes.DK), range(sizes.DV)
+
+    def op(x):
+        return f32(precision.round(np.float64(x)))
+
+    def tf32(x):
+        if precision is not BF16:
+            return x
+        mantissa, exponent = np.frexp(np.float64(x))
+        return f32(np.ldexp(np.trunc(mantissa * 2**11), int(exponent) - 11))
+
+    def times(*factors):
+        product = f32(1)
+        for factor in factors:
+            product = f32(product * factor)
+        return product
+
+    def dot(x, y, total=0):
+        total = f32(total)
+        for left, right in zip(x, y, strict=True):
+            total = f32(total + f32(left * right))
+        return total
+
+    def matmul(x, y, read=f32, total=None):
+        left, right = ([[read(number) for number in row] for row in matrix] for matrix in (x, y))
+        total = total or np.zeros((len(x), len(y[0])))
+        columns = [*enumerate(zip(*right, strict=True))]
+        return [[dot(row, column, total[i][j]) for j, column in columns] for i, row in enumerate(left)]
+
+    S = [[f32(x) for x in row] for row in state[0, 0]]
+    for start in range(0, sizes.N, 64):
+        size = min(64, sizes.N - start)
+        rows = slice(start, start + size)
+
+        def tokens(x, width, fill=0, size=size, rows=rows):
+            return np.concatenate([x[0, rows, 0], np.full((64 - size, *width), fill)]).astype(f32)
+
+        q, k, v = tokens(inputs.q, [sizes.DK]), tokens(inputs.k, [sizes.DK]), tokens(inputs.v, [sizes.DV])
+        g, beta = tokens(inputs.g, [sizes.DK]), tokens(inputs.beta, [])
+        a = [[f32(np.exp2(np.float64(f32(x * f32(1.4426950408889634))))) for x in row] for row in g]
+
+        def run(first, last, d, a=a):
+            return times(*(a[t][d] for t in range(first, last)))
+
+        def backwards(first, last, d, a=a):
+            return times(*(a[t][d] for t in range(first, last)[::-1]))
+
+        def groups(first, last, d, run=run):
+            return times(*(run(8 * G, 8 * G + 8, d) for G in range(first, last)))
+
+        of = {"q": q, "k": k}
+
+        @functools.cache
+        def row(x, i, first, d, of=of, run=run, groups=groups):  # q_i or k_i, decayed since group `first` began
+            return op(f32(f32(of[x][i][d] * run(i - i % 8, i + 1, d)) * groups(first, i // 8, d)))
+
+        @functools.cache
+        def key(j, last, d, k=k, backwards=backwards, groups=groups):  # k_j, decayed until group `last` begins
+            return op(f32(f32(k[j][d] * backwards(j + 1, j - j % 8 + 8, d)) * groups(j // 8 + 1, last, d)))
+
+        def product(x, i, j, a=a, k=k, of=of, row=row, key=key):
+            if i // 8 == j // 8:
+                grown = [k[j][d] for d in D]
+                for t in range(j + 1, i + 1):
+                    grown = [f32(grown[d] * a[t][d]) for d in D]
+                return dot([of[x][i][d] for d in D], grown)
+            block = next(width for width in (16, 32, 64) if i // width == j // width)
+            anchor = (i // block * block + block // 2) // 8
+            return dot([row(x, i, anchor, d) for d in D], [key(j, anchor, d) for d in D])
+
+        M = [[product("k", i, j) if j < i else f32(0) for j in range(64)] for i in range(64)]
+        A_c = [[op(product("q", i, j)) if j <= i else f32(0) for j in range(64)] for i in range(64)]
+
+        steep = [bool((beta[: i + 1] > 1).any()) for i in range(64)]
+        A = np.zeros((64, 64), f32)
+        for column in range(64):
+            x = [f32(t == column) for t in range(column - column % 16, column - column % 16 + 16)]
+            first = column - column % 16
+            for j in range(16):
+                x[j] = f32(x[j] * beta[first + j])
+                for r in range(j + 1, 16):
+                    x[r] = f32(x[r] - f32(M[first + r][first + j] * x[j]))
+            A[first : first + 16, column] = x
+        for half, read in ((16, f32), (32, tf32)):
+            for first in range(0, 64, 2 * half):
+                second = first + half
+                M21 = [M[r][first:second] for r in range(second, second + half)]
+                A11 = A[first:second, first:second].tolist()
+                inner = matmul(M21, A11, read)
+                A22 = A[second : second + half, second : second + half].tolist()
+                merged, exact = matmul(A22, inner, read), matmul(A22, matmul(M21, A11))
+                for r in range(half):
+                    A[second + r, first:second] = -np.array((exact if steep[second + r] else merged)[r], f32)
+
+        A1 = [[op(x) for x in each] for each in A]
+        A2 = [[op(f32(x - y)) if steep[i] else f32(0) for x, y in zip(A[i], A1[i], strict=True)] for i in range(64)]
+        KE = [[row("k", i, 0, d) for d in D] for i in range(64)]
+        W = [[op(x) for x in each] for each in matmul(A2, KE, total=matmul(A1, KE))]
+        U = [[op(x) for x in each] for each in matmul(A2, v.tolist(), total=matmul(A1, v.tolist()))]
+        S_s = [[op(x) for x in each] for each in S]
+        WS = matmul(W, S_s)
+        Vt = [[op(f32(U[i][e] - WS[i][e])) for e in E] for i in range(64)]
+        for i in range(size):
+            QG = [row("q", i, 0, d) for d in D]
+            for e in E:
+                between = dot(QG, [S_s[d][e] for d in D])
+                o[0, start + i, 0, e] = op(f32(f32(scale) * dot(A_c[i], [Vt[j][e] for j in range(64)], between)))
+        KG = [[key(j, 8, d) for j in range(64)] for d in D]
+        S = [[dot(KG[d], [Vt[j][e] for j in range(64)], f32(groups(0, 8, d) * S[d][e])) for e in E] for d in D]
+    state[0, 0] = S
+    return Outputs(o, state)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@GATED
+def test_it_rounds_where_the_program_rounds(gate, dtype):
+    """And multiplies in its order, which only float32 operands show."""
+    inputs = BUSY.replace(N=69, DK=3, DV=2, gate=gate, dtype=dtype).inputs()
+    scale = 0.57735026
+    assert ref_hopper(inputs, dtype, scale=scale).equals(one_number_at_a_time(inputs, dtype, scale))
+
+
+def test_the_trace_has_what_is_made():
+    """Shapes end at N, and the stages are those of the portable program; gamma and L are made in no place here."""
+    inputs = BUSY.replace(B=2, H=3, dtype=F64, gate="uniform:0.1:0.999").inputs()
+    steps, others = [], []
+    got = ref_hopper(inputs, trace=steps.append)
+    ref_forward(inputs, 64, 16, trace=others.append)
+    assert [(step.start, step.stop) for step in steps] == [(0, 64), (64, 85)]
+    for step, other in zip(steps, others, strict=True):
+        assert set(step.values) == set(STAGES) - {"gamma", "L"}
+        for stage, value in step.values.items():
+            np.testing.assert_allclose(value, other.values[stage], rtol=0, atol=1e-11, err_msg=stage)
+    np.testing.assert_array_equal(steps[-1].values["S"], got.final_state)
+
+
+@NARROW
+@pytest.mark.parametrize("t", [1, 7, 8, 15, 16, 24, 32, 47, 63, 64], ids="token{}".format)
+def test_no_later_token_changes_a_bit(t, dtype):
+    """Neither its gate, an anchor inside a block would let it in by rounding, nor whether its beta makes rows steep."""
+    one = BUSY.replace(gate="uniform:0.1:0.999", beta="uniform:0.1:0.9", dtype=dtype)
+    inputs = one.inputs()
+    later = inputs.replace(**{name: getattr(inputs, name).copy() for name in ("q", "k", "v", "g", "beta")})
+    later.g[:, t:] = np.resize([-1000.0, 0.0, -0.37], later.g[:, t:].shape)
+    for name in ("q", "k", "v"):
+        getattr(later, name)[:, t:] = getattr(later, name)[:, t:][:, ::-1].copy()
+    later.beta[:, t:] = 1.75
+    before, after = (ref_hopper(x, dtype) for x in (inputs, later.rounded()))
+    assert np.array_equal(before.o[:, :t], after.o[:, :t])
+    assert not np.array_equal(before.o[:, t:], after.o[:, t:])
+
+
+@NARROW
+def test_nothing_is_lost_behind_a_closed_gate(dtype):
+    """From the start of a group on, what comes after -1000 has the bits of a sequence that begins there."""
+    one = BUSY.replace(N=64, state="none", gate="uniform:0.9:0.999", dtype=dtype)
+    inputs = one.inputs()
+    inputs.g[:, 32] = -1000.0
+    alone = inputs.replace(**{name: getattr(inputs, name).copy() for name in ("q", "k", "v", "beta")})
+    for name in ("q", "k", "v", "beta"):
+        getattr(alone, name)[:, :32] = 0.0
+    assert np.array_equal(ref_hopper(inputs, dtype).o[:, 32:], ref_hopper(alone, dtype).o[:, 32:])
+
+
+# Its budget
+
+
+ROUGH = pytest.mark.parametrize(
+    ("keys", "beta", "gate"),
+    [
+        ("equal", "constant:2.0", "none"),
+        ("sign", "constant:1.9", "none"),
+        ("parallel:0.01", "one", "constant:0.999"),
+        ("parallel:0.1", "uniform:1.0:2.0", "log:-0.0001"),
+        ("positive", "near1", "none"),
+        ("gauss", "uniform:0.1:0.9", "log:-1000.0"),
+        ("onehot", "uniform:0.0:2.0", "uniform:0.5:0.999"),
+    ],
+)
+
+
+@NARROW
+@ROUGH
+@pytest.mark.parametrize("N", [5, 64, 150], ids="N{}".format)
+def test_the_budget_holds_where_the_inverse_is_large(keys, beta, gate, N, dtype):
+    inputs = BUSY.replace(N=N, k=keys, beta=beta, gate=gate, dtype=dtype).inputs()
+    got = ref_hopper(inputs, dtype)
+    assert all_finite(got)
+    assert ratio(got, inputs) <= 1
+
+
+#: One token in one channel, k = q = 1, whose value is what the decayed state holds already: (state, g, beta, v). Of
+#: four million draws the one with the largest error, from four roundings that nearly all are whole roundoffs.
+ONE_WRITE = {
+    F16: (0.5241755247116089, -0.6809775233268738, 0.5194886326789856, 0.265380859375),
+    BF16: (0.5058292746543884, -0.6216645240783691, 0.5215659141540527, 0.271484375),
+}
+
+
+@NARROW
+def test_four_roundings_of_one_write_are_in_the_budget(dtype):
+    """K e^gamma, W, the state and U: they nearly reach the budget, and leave that of a program that substitutes."""
+    state, g, beta, v = (np.full((1, 1, 1, 1), x) for x in ONE_WRITE[dtype])
+    inputs = Inputs(np.ones_like(v), np.ones_like(v), v, g, beta[..., 0], state, dtype)
+    got = ref_hopper(inputs, dtype)
+    assert 0.85 < ratio(got, inputs) <= 1
+    assert ratio(got, inputs, inverse=False) > 1
+
+
+@NARROW
+@pytest.mark.parametrize("gate", ["constant:0.999", "channel:0.9:0.999"])
+def test_the_budget_has_room_for_the_exponential_of_a_machine(gate, dtype):
+    """2^x two units in the last place too large, 64 times in a row, on a state that does nothing but decay."""
+    inputs = BUSY.replace(N=64, beta="zero", k="zeros", v="zeros", gate=gate, dtype=dtype).inputs()
+
+    def exp2(x):
+        exact = np.exp2(x.astype(np.float64)).astype(np.float32)
+        off = np.nextafter(np.nextafter(exact, np.float32(2)), np.float32(2))
+        return np.where((x < 0) & (exact < 1), np.minimum(off, np.float32(1)), exact)
+
+    assert ratio(ref_hopper(inputs, dtype), inputs) <= 1
+    got = ratio(ref_hopper(inputs, dtype, exp2), inputs)
+    assert got <= 1
+    assert got > ratio(ref_hopper(inputs, dtype), inputs)
+
+
+# What leaves it
+
+
+SOURCE = inspect.getsource(hopper)
+
+#: Mistakes by what is wrong, each an edit of the mirror: (found once in it, put there).
+MISTAKES = {
+    "rows of a level forget the group of the anchor": ("range(r, G) for", "range(r + 1, G) for"),
+    "keys of a level stop a group short of the anchor": ("range(G + 1, r) for", "range(G + 1, r - 1) for"),
+    "a level is left out": ("in (32, 16, 8):", "in (32, 8):"),
+    "a level has the rows of k for those of q": ("(A_qk, QP)", "(A_qk, KP)"),
+    "keys do not decay until the chunk ends": ("op(KM * post)", "op(KM)"),
+    "post has the token's own group": ("range(G + 1, 8) for", "range(G, 8) for"),
+    "q has not decayed since the chunk began": ("op(QP * pre)", "op(QP)"),
+    "k has not decayed since the chunk began": ("op(KP * pre)", "op(KP)"),
+    "the state does not decay over the last group": ("pre[:, :, -1] * t[-1]", "pre[:, :, -1]"),
+    "tokens past N decay": (
+        "a = machine.exp(g[:, :, rows])",
+        "a = machine.exp(g[:, :, rows]); a[:, :, max(sizes.N - rows.start, 0) :] = 0.5",
+    ),
+    "until has the token's own decay": ("Kc * until", "Kc * (until * a)"),
+    "pairs decay by the token before": ("* a[..., i, None, :]", "* a[..., i - 1, None, :]"),
+    "M has the other sign": ("x[..., j + 1 :, :] -= m", "x[..., j + 1 :, :] += m"),
+    "a merge has the other sign": ("return -machine.gemm(", "return machine.gemm("),
+    "a merge has A11 for A22": ("-machine.gemm(read(A22)", "-machine.gemm(read(A11)"),
+    "the last merge is left out": ("half in (16, 32):", "half in (16,):"),
+    "beta twice": ("*= be[..., j, None]", "*= be[..., j, None] ** 2"),
+    "beta of the row again": ("A1 = op(A)", "A = be[..., None] * A; A1 = op(A)"),
+    "A_qk has no diagonal": ("np.tril(A_qk)", "np.tril(A_qk, -1)"),
+    "W S is left out": ("Vt = U - gemm(", "Vt = U - 0 * gemm("),
+}
+
+
+def with_mistake(name: str):
+    """`ref_hopper` with one of `MISTAKES`."""
+    return edited(*MISTAKES[name])
+
+
+def edited(found: str, put: str):
+    """`ref_hopper` with `put` in the one place of its source that reads `found`."""
+    assert SOURCE.count(found) == 1, found
+    module = types.ModuleType("kda.references.hopper_edited")
+    exec(compile(SOURCE.replace(found, put), module.__name__, "exec"), module.__dict__)
+    return module.ref_hopper
+
+
+@functools.cache
+def telling(dtype):
+    """(inputs, reference A's outputs and the budget) of three cases: keys alike, decays of all sizes, a closed gate."""
+    one = BUSY.replace(N=100, DK=16, q="positive", k="positive", dtype=dtype)
+    alike = one.replace(q="equal", k="equal", v="ones", state="ones", beta="uniform:0.1:0.9")
+    gated = (one, "uniform:0.8:0.999"), (alike, "constant:0.9"), (alike, "spike:60:-1000.0")
+    found = [case.replace(gate=gate).inputs() for case, gate in gated]
+    units = [operand_units(inputs, 64, dtype, inverse=True) for inputs in found]
+    return [(x, judge(x, 64, unit, 8, pairs=True, inverse=True)) for x, unit in zip(found, units, strict=True)]
+
+
+def ratios(run, dtype) -> list[float]:
+    """Error over budget of the worst row of `run` on each of the `telling` cases."""
+    with np.errstate(all="ignore"):
+        got = [(run(inputs, dtype), judged) for inputs, judged in telling(dtype)]
+    return [max(v.ratio for v in compare(one, judged.outputs, judged.budget)) for one, judged in got]
+
+
+@NARROW
+def test_without_a_mistake_it_stays_in_the_budget(dtype):
+    assert max(ratios(ref_hopper, dtype)) <= 0.5
+
+
+@NARROW
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_leaves_the_budget(name, dtype):
+    assert max(ratios(with_mistake(name), dtype)) > 1
+
+
+def test_one_rounding_of_a_steep_row_leaves_the_budget():
+    """Reflections of one another's writes, beta near 2: A is as large at its end as at its beginning."""
+    case = Case.parse("v1,N=64,C=64,dtype=bf16,gate=constant:0.9999,beta=constant:1.95,q=equal,k=equal,seed=3")
+    inputs = case.inputs()
+    once = edited("np.where(steep, A - A1, accum(0))", "np.zeros_like(A)")
+    assert ratio(ref_hopper(inputs, BF16), inputs) < 0.3
+    assert ratio(once(inputs, BF16), inputs) > 1
+
+
+# As an implementation
+
+
+def test_it_is_an_implementation():
+    """At any DK and DV with chunks of 64, in the formats of the program, its own mirror to the bit."""
+    mirror = implementation("mirror_hopper")
+    assert mirror.dtypes("c") == (F16, BF16)
+    assert {tile.C for tile in mirror.support("c", F16).tiles} == {64}
+    one = BUSY.replace(gate="log:-30.0", dtype=BF16)
+    inputs = one.inputs()
+    got = mirror.run(inputs, one.tile, "c")
+    assert got.equals(mirror.mirror(inputs, one.tile, "c"))
+    assert got.equals(ref_hopper(inputs, BF16))
