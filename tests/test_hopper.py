@@ -38,8 +38,8 @@ LIVES = {
     "M32_s": (3, 6),
     "Ai_s": (4, 9),
     "T16_s": (5, 5),
-    "T32_s": (6, 7),
-    "A21_s": (7.5, 9),  # a product in float32 waits before it writes
+    "T32_s": (6.5, 7),  # the first product waits before it is written, and so does the second in float32
+    "A21_s": (7.5, 9),
     "A_s": (8, 9),
     "W_s": (10, 10),
     "U_s": (10, 10),
@@ -156,13 +156,13 @@ def test_the_walk_is_the_narrowest_that_runs_at_once():
 
 def test_forms_that_differ_in_states_alone_share_prep(monkeypatch):
     asked = []
-    monkeypatch.setattr(launching, "_compiled_prep", lambda form, wide: asked.append((form, wide)))
-    launching._prep.cache_clear()
-    launching._prep(Form(BF16, initial_state=True, state_v_first=True), True)
-    launching._prep(Form(BF16, final_state=False), True)
-    launching._prep(Form(BF16, gate="bounded"), True)
+    monkeypatch.setattr(launching, "_compiled_prep", lambda *asking: asked.append(asking))
+    launching.compiled_prep.cache_clear()
+    launching.compiled_prep(Form(BF16, initial_state=True, state_v_first=True), True)
+    launching.compiled_prep(Form(BF16, final_state=False), True)
+    launching.compiled_prep(Form(BF16, gate="bounded"), True)
     assert asked[0] == asked[1] != asked[2]
-    launching._prep.cache_clear()
+    launching.compiled_prep.cache_clear()
 
 
 def test_nothing_but_torch_is_imported_before_the_first_launch():

@@ -237,7 +237,14 @@ def test_tables_say_what_was_measured(report):
 
 def test_the_page_gets_every_table(report, tmp_path):
     text = show.markdown(report)
-    for said in (*show.TITLES.values(), "| 1, 8192, 16 | 250 |", "bar 3, least 2: MISSED", "4.30 TB/s", "30.0 s", "left out"):
+    for said in (
+        *show.TITLES.values(),
+        "| 1, 8192, 16 | 250 |",
+        "bar 3, least 2: MISSED",
+        "4.30 TB/s",
+        "30.0 s",
+        "left out",
+    ):
         assert said in text
     report.write(tmp_path / "result.json")
     page = tmp_path / "page.md"

@@ -236,13 +236,15 @@ class Verdict:
 
 
 def verdicts(report: Report) -> list[Verdict]:
-    """One for each mode, clock and kind of shape ("all"; "prefill": dense and packed; "decode") with a pair of times."""
+    """One for each mode, clock and kind of shape ("all", "prefill": dense and packed, "decode") with two times."""
     found = []
     for mode, bars in BARS.items():
         for clock in CLOCKS:
             for kind in ("all", "prefill", "decode"):
                 raced = [pair for pair in pairs(report, mode, clock, chunked=kind == "all") if pair.speedup]
-                chosen = [pair for pair in raced if kind == "all" or (pair.shape.kind == "decode") == (kind == "decode")]
+                chosen = [
+                    pair for pair in raced if kind == "all" or (pair.shape.kind == "decode") == (kind == "decode")
+                ]
                 if chosen:
                     found.append(_verdict(mode, clock, kind, chosen, *(bars if kind == "all" else (None, None))))
     return found

@@ -1,6 +1,7 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, that of its Hopper
+Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its
+`mirror_forward`, its program for Hopper GPUs `kda_hopper` and that one's `mirror_hopper`, that of its Hopper
 program, `mirror_hopper`, and mirrors of kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages
 add theirs through the entry point group `kda.implementations`; a class in a file is named `path/to/file.py:Name`, one
 in a module `package.module:Name`. An edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`,
@@ -37,6 +38,7 @@ GROUP = "kda.implementations"
 _BUILT_IN = {
     "kda_chunk": "KdaChunk",
     "kda_forward": "KdaForward",
+    "kda_hopper": "KdaHopper",
     "mirror": "Mirror",
     "mirror_forward": "MirrorForward",
     "mirror_hopper": "MirrorHopper",
@@ -78,6 +80,8 @@ def implementation(name: str) -> Implementation:
 def target_of(chosen: Implementation, target: str) -> str:
     """The target `target` (auto, c or cuda) of an implementation; ValueError where it cannot run there."""
     own = chosen.targets()
+    if not own:
+        raise ValueError(f"{chosen.name} does not run on this machine: {chosen.summary}")
     if target == "auto":
         return own[0]
     if target not in own:

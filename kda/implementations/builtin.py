@@ -43,6 +43,7 @@ from kda.support import Support, TileChoice
 __all__ = [
     "KdaChunk",
     "KdaForward",
+    "KdaHopper",
     "Mirror",
     "MirrorForward",
     "MirrorHopper",
@@ -244,6 +245,9 @@ class MirrorHopper(Implementation):
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         return True
 
+
+#: What the Hopper program takes: its three walks.
+HOPPER_TILES = tuple(TileChoice(128, 128, CHUNK, block_DV) for block_DV in (16, 32, 64))
 
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
 #: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
@@ -463,3 +467,84 @@ class KdaForward(_TileLang):
 
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)
+
+
+class KdaHopper(TorchImplementation):
+    """The Hopper program of `kda_forward`, on GPUs of compute capability 9.0; block_DV chooses its walk."""
+
+    name = "kda_hopper"
+    summary = "the Hopper program of kda_forward: TMA and wgmma, DK = DV = 128"
+    mirrored = True
+
+    def __init__(self, programs: Any = None) -> None:
+        self._programs = programs
+
+    def targets(self) -> tuple[str, ...]:
+        hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
+        return ("cuda",) if hopper else ()
+
+    def dtypes(self, target: str) -> tuple[Format, ...]:
+        return (F16, BF16)
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return hopper_support(HOPPER_TILES, dtype)
+
+    def _form(self, dtype: Format, initial_state: bool) -> Any:
+        from kda.kernels.form import Form
+
+        return Form(dtype, initial_state=initial_state)
+
+    def _launching(self) -> Any:
+        from kda.kernels.hopper import launching
+
+        return launching
+
+    def _compiled(self, inputs: Inputs, tile: Tile) -> tuple[Any, Any]:
+        launching = self._launching()
+        form = self._form(inputs.dtype, inputs.initial_state is not None)
+        programs, wide = self._programs or launching.OWN, tile.block_DV == launching.WIDE
+        walk = programs.walk_wide if wide else programs.walk_narrow
+        prepared = launching.compiled_prep(form, wide, programs.prep)
+        return prepared, launching.compiled_walk(form, tile.block_DV, walk)
+
+    def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
+        self._compiled(inputs, tile)
+
+    def lowered(self, inputs: Inputs, tile: Tile, target: str) -> str:
+        return "\n".join(str(kernel.get_kernel_source()) for kernel in self._compiled(inputs, tile))
+
+    def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
+        from kda.kernels.form import Call
+
+        launching = self._launching()
+        dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        B, N = dense["q"].shape[:2]
+        flat = {name: tensor.flatten(0, 1) for name, tensor in dense.items() if name != "initial_state"}
+        state = dense.get("initial_state")
+        call = Call(
+            form=self._form(tile.dtype, state is not None),
+            **flat,
+            o=o.flatten(0, 1),
+            sequences=B,
+            length=N,
+            scale=1.0,
+            initial_state=state,
+            final_state=final_state,
+        )
+        launching.launch(call, tile.block_DV, self._programs or launching.OWN)
+
+    def sources(self) -> Mapping[str, Source]:
+        from kda.kernels.hopper import prep, walk
+
+        return {
+            "prep": Source(prep, "prep"),
+            "walk_wide": Source(walk, "walk_wide"),
+            "walk_narrow": Source(walk, "walk_narrow"),
+        }
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        found = {role: getattr(module, self.sources()[role].function) for role, module in modules.items()}
+        return KdaHopper(self._launching().Programs(**found))
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        return ref_hopper(inputs, inputs.dtype, self.exp2(target), lean=lean)

@@ -14,8 +14,8 @@ product. Where the portable program substitutes [K e^gamma | V], this one makes 
     A = (I + diag(beta) M)^-1 diag(beta),   W = A (K e^gamma),   U = A V
 
 blocks of 16 by substitution, merged two by two: A21 = -A22 (M21 A11). A row of A is steep where a beta of the chunk up
-to it is above 1: its entries need not fade, and it is the sum of two rounded rows. In a narrow `precision` the roundings
-are:
+to it is above 1: its entries need not fade, and it is the sum of two rounded rows. In a narrow `precision` the
+roundings are:
 
     operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, A (A1, and
         A2 = A - A1 of steep rows), W, U, S, V~, o

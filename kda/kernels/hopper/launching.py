@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from kda.formats import F32
 from kda.kernels import compile as compiling
 from kda.kernels.form import Call, Form
 
-__all__ = ["PASSES", "WALK_PASSES", "Walk", "launch", "walk_for"]
+__all__ = ["OWN", "PASSES", "WALK_PASSES", "Programs", "Walk", "compiled_prep", "compiled_walk", "launch", "walk_for"]
 
 CHUNK = 64
 D = 128
@@ -45,35 +46,51 @@ def walk_for(heads: int, multiprocessors: int) -> Walk:
     return next((width for width in NARROW if D // width * heads <= multiprocessors), WIDE)
 
 
+@dataclass(frozen=True)
+class Programs:
+    """Functions to launch in place of `prep`, `walk_wide` and `walk_narrow`: rewritten copies; None for our own."""
+
+    prep: Callable[..., Any] | None = None
+    walk_wide: Callable[..., Any] | None = None
+    walk_narrow: Callable[..., Any] | None = None
+
+
+OWN = Programs()
+
+
 @functools.cache
-def _prep(form: Form, wide: bool) -> Any:
+def compiled_prep(form: Form, wide: bool, program: Callable[..., Any] | None = None) -> Any:
+    """The compiled first launch of a form, for the wide walk or a narrow one."""
     # Of states it knows nothing: forms that differ in them alone share it.
     plain = replace(form, initial_state=False, final_state=False, state_v_first=False)
-    return _compiled_prep(plain, wide)
+    return _compiled_prep(plain, wide, program)
 
 
 @functools.cache
-def _walk(form: Form, walk: Walk) -> Any:
+def compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None = None) -> Any:
+    """The compiled second launch of a form."""
     # What the gates were made of is behind it.
     plain = replace(form, normalise=False, gate="log", beta="value", g_format=F32, beta_format=F32)
-    return _compiled_walk(plain, walk)
+    return _compiled_walk(plain, walk, program)
 
 
 @functools.cache
-def _compiled_prep(form: Form, wide: bool) -> Any:
+def _compiled_prep(form: Form, wide: bool, program: Callable[..., Any] | None) -> Any:
     compiling.tilelang()
     from kda.kernels.hopper.prep import prep
 
-    return compiling.compile_program(lambda: prep(form, wide), "cuda", passes=PASSES)
+    return compiling.compile_program(lambda: (program or prep)(form, wide), "cuda", passes=PASSES)
 
 
 @functools.cache
-def _compiled_walk(form: Form, walk: Walk) -> Any:
+def _compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None) -> Any:
     compiling.tilelang()
     from kda.kernels.hopper.walk import walk_narrow, walk_wide
 
-    made = walk_wide if walk == WIDE else functools.partial(walk_narrow, block_DV=walk)
-    return compiling.compile_program(lambda: made(form), "cuda", passes=WALK_PASSES)
+    def made() -> Any:
+        return (program or walk_wide)(form) if walk == WIDE else (program or walk_narrow)(form, walk)
+
+    return compiling.compile_program(made, "cuda", passes=WALK_PASSES)
 
 
 @functools.cache
@@ -82,10 +99,11 @@ def _absent(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tens
     return torch.empty((0, *shape), dtype=dtype, device=device)
 
 
-def launch(call: Call, walk: Walk | None = None) -> None:
+def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> None:
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
-    walk: None for that of `walk_for`. Between the two launches lie 74,240 bytes per chunk and value head.
+    walk: None for that of `walk_for`. programs: rewritten copies to launch in place of ours. Between the two launches
+    lie 74,240 bytes per chunk and value head.
     """
     tokens, H, _ = call.q.shape
     HV, device, form = call.v.shape[1], call.q.device, call.form
@@ -114,5 +132,7 @@ def launch(call: Call, walk: Walk | None = None) -> None:
     between = (W, U, Q_g, K_g, A_qk, decay)
     given = (call.q, call.k, call.v, call.g, call.beta, A_log, dt_bias, starts)
     compiling.COUNTS.launches += 1
-    _prep(form, walk == WIDE)(*given, *between, slots, call.length, HV // H, call.lower_bound)
-    _walk(form, walk)(*between, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)
+    prepare = compiled_prep(form, walk == WIDE, programs.prep)
+    prepare(*given, *between, slots, call.length, HV // H, call.lower_bound)
+    step = compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)
+    step(*between, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)

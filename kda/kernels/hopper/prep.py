@@ -69,8 +69,9 @@ def _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows):  # t
         rows[0] = (lo[0] + 1) * length - begin[0]
 
 
-#: Value e of a row of 16-bit values in float32, in one instruction: from the pair it lies in.
-_WIDEN = """
+#: What TileLang has no word for. kda_widen: one of a pair of 16-bit values in float32, in one instruction; a cast of a
+#: single one takes two. kda_first_of_64: the first of 64 flags that is set, two for each lane of a warp; 64 if none is.
+_HELPERS = """
 #include <cuda_fp16.h>
 __device__ __forceinline__ int kda_first_of_64(bool low, bool high) {
   const unsigned lows = __ballot_sync(0xffffffffu, low), highs = __ballot_sync(0xffffffffu, high);
@@ -81,13 +82,16 @@ __device__ __forceinline__ void kda_prefetch(const void *address) {
 }
 template <typename Operand> __device__ __forceinline__ float kda_widen(const Operand &pair, int odd) {
   const unsigned bits = *reinterpret_cast<const unsigned *>(&pair);
-  BODY
+  WIDENED
 }
 """
-_BODY = {
+_WIDENED = {
     "bfloat16": "return __uint_as_float(odd ? bits & 0xffff0000u : bits << 16);",
-    "float16": "const __half2 two = *reinterpret_cast<const __half2 *>(&bits); return odd ? __high2float(two) : __low2float(two);",
+    "float16": "const __half2 two = *(const __half2 *)&bits; return odd ? __high2float(two) : __low2float(two);",
 }
+#: How many programs ahead `prep` has the inputs fetched into the L2 cache. 264 run at once. Measured on an H200 at 64
+#: heads of 8192 tokens: 480 us without, 439 us for 132, 486 us for 264, where what was fetched is gone when it is read.
+AHEAD = 132
 
 
 def _wide(x: Any, r: Any, e: Any) -> Any:
@@ -243,9 +247,10 @@ def _apply(A_s, Ke_s, V_s, fW, fU, transposed, first):  # type: ignore[no-untype
     T.wait_wgmma(0)
 
 
-def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
-    """The TileLang program of one form. transposed: U is written as [X, D, C], for the walk that keeps S^T in registers.
+def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
+    """The TileLang program of one form.
 
+    transposed: U is written as [X, D, C], for the walk that keeps S^T in registers. ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W, Q_g, K_g: [X, C, D], U: [X, C, D], A_qk: [X, C, C] in the operand format, decay: [X, D] float32, e^gamma_C.
     """
@@ -274,7 +279,7 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
         sharing: T.int32,
         lower_bound: T.float32,
     ):
-        with T.Kernel(slots, HV, threads=THREADS, prelude=_WIDEN.replace("BODY", _BODY[op])) as (slot, h):
+        with T.Kernel(slots, HV, threads=THREADS, prelude=_HELPERS.replace("WIDENED", _WIDENED[op])) as (slot, h):
             T.annotate_min_blocks_per_sm(2)
             tx = T.get_thread_binding(0)
             lane = tx % 32
@@ -352,8 +357,8 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
 
             hq[0] = T.truncdiv(h, sharing)
             _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows)
-            if form.packed:
-                if rows[0] <= 0:
+            if form.packed:  # noqa: SIM102 - asked when the program is made; the next when it runs
+                if rows[0] <= 0:  # the slot is nobody's
                     T.thread_return()
             # ---- Load. A last chunk has rows that are not its own: they become q = k = 0 and a = 1.
             if tx < 32:
@@ -408,9 +413,7 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
                     if form.gate == "log":
                         a[r, e] = exp(T.Cast(ACCUM, raw[r, e]))
                     else:
-                        a[r, e] = exp(
-                            log_gate(form.gate, T.Cast(ACCUM, raw[r, e]) + bias[e], slope[0], lower_bound)
-                        )
+                        a[r, e] = exp(log_gate(form.gate, T.Cast(ACCUM, raw[r, e]) + bias[e], slope[0], lower_bound))
                         a[r, e] = T.if_then_else(row + r < rows[0], a[r, e], 1.0)
                     since[e] = since[e] * a[r, e]
             for e in T.vectorized(E):
@@ -547,8 +550,8 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
             T.sync_threads()
             _merge(tx, M_s, Ai_s, T16_s, z)  # 16 -> 32
-            # 32 -> 64: on the tensor cores where A will be rounded to bf16 (8 bits, of tf32's 11); in float32 for float16,
-            # and for the rows behind a beta above 1 (see below).
+            # 32 -> 64: on the tensor cores where A will be rounded to bf16 (8 bits, of tf32's 11); in float32 for
+            # float16, and for the rows behind a beta above 1 (see below).
             if tf32:
                 T.gemm(M32_s, Ai_s[0:32, :], fT, clear_accum=True)
                 T.sync_threads()
@@ -586,8 +589,8 @@ def prep(form: Form, transposed: bool, ahead: int = 132) -> Any:
             T.sync_threads()
             _apply(A_s, Ke_s, V_s, fW, fU, transposed, True)
             if steep[0] < CHUNK:
-                # Behind a beta above 1 the entries of A need not fade along a row, and what rounding them costs adds up:
-                # there A is the sum of two rounded matrices. Row by row: no row may know of later tokens.
+                # Behind a beta above 1 the entries of A need not fade along a row, and what rounding them costs adds
+                # up: there A is the sum of two rounded matrices. Row by row: no row may know of later tokens.
                 T.sync_threads()
                 for i, j in T.Parallel(32, 32):
                     A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], _lost(A21_s[i, j], op), T.Cast(op, 0.0))

@@ -4,12 +4,12 @@
     O  = scale (Q_g S + A_qk V~)
     S <- Diag(e^gamma_C) S + K_g^T V~
 
-One program walks one sequence of one value head and some of its value channels. Its last warpgroup loads the tiles of the
-chunks to come, `stages` ahead; `full[i]` says that those of stage i are there, `empty[i]` that they have been read.
+One program walks one sequence of one value head and some of its value channels. Its last warpgroup loads the tiles of
+the chunks to come, `stages` ahead; `full[i]` says that those of stage i are there, `empty[i]` that they have been read.
 
-Two shapes of the same walk: `walk_wide` takes 64 value channels and keeps S^T in the registers of one warpgroup, so that
-every left factor comes from registers and no state passes through shared memory; `walk_narrow` takes 16 or 32 and splits
-the products of a chunk between two warpgroups, for the few heads that would leave most of the chip idle.
+Two shapes of the same walk: `walk_wide` takes 64 value channels and keeps S^T in the registers of one warpgroup, so
+that every left factor comes from registers and no state passes through shared memory; `walk_narrow` takes 16 or 32 and
+splits the products of a chunk between two warpgroups, for the few heads that would leave most of the chip idle.
 """
 
 from typing import Any
@@ -162,7 +162,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
 
 
 def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
-    """The TileLang program of one form for `block_DV` value channels each. U is [X, C, D]; the rest as in `walk_wide`."""
+    """The TileLang program of one form for `block_DV` value channels each: U is [X, C, D], all else as in `walk_wide`."""
     op = form.operand.name
     tokens_all, HV, S1, X, SI, SF = T.dynamic("tokens, HV, S1, X, SI, SF")
     state = [D, D]
