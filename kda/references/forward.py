@@ -40,7 +40,8 @@ def ref_forward(
     C: chunk length, a multiple of 16. block_DV is checked and otherwise without effect, for no value channel enters the
     arithmetic of another. precision: the kernel's operand format. exp2: the float32 2^x of the machine under test
     (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run. lean: see
-    `Arithmetic`. scale: what o is multiplied by before it is rounded. Raises InputError if `inputs` are malformed, C is no multiple of 16 or block_DV < 1.
+    `Arithmetic`. scale: what o is multiplied by before it is rounded. Raises InputError if `inputs` are malformed, C is
+    no multiple of 16 or block_DV < 1.
     """
     sizes = inputs.check()
     chunks(sizes.DV, block_DV, "block_DV")
