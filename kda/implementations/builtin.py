@@ -519,12 +519,11 @@ class KdaHopper(TorchImplementation):
         launching = self._launching()
         dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
         B, N = dense["q"].shape[:2]
-        flat = {name: tensor.flatten(0, 1) for name, tensor in dense.items() if name != "initial_state"}
+        q, k, v, g, beta = (dense[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta"))
         state = dense.get("initial_state")
         call = Call(
-            form=self._form(tile.dtype, state is not None),
-            **flat,
-            o=o.flatten(0, 1),
+            self._form(tile.dtype, state is not None),
+            *(q, k, v, g, beta, o.flatten(0, 1)),
             sequences=B,
             length=N,
             scale=1.0,

@@ -162,7 +162,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
 
 
 def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
-    """The TileLang program of one form for `block_DV` value channels each: U is [X, C, D], all else as in `walk_wide`."""
+    """The TileLang program of one form for `block_DV` value channels each: U is [X, C, D]; all else as `walk_wide`."""
     op = form.operand.name
     tokens_all, HV, S1, X, SI, SF = T.dynamic("tokens, HV, S1, X, SI, SF")
     state = [D, D]
