@@ -47,6 +47,7 @@ _RAW_GATES = (
     *(Kind("gauss", (s,)) for s in (1.0, 1.0, 3.0)),
     Kind("small_int", (8,)),
     Kind("small_int", (100,)),
+    Kind("small_int", (100,)),
     *(Kind("constant", (x,)) for x in (-1.0, -20.0, -100.0, 20.0, 100.0)),
 )
 _A_LOGS = (Kind("model"), Kind("model"), *(Kind("constant", (x,)) for x in (0.0, -4.0, 3.0)))
@@ -84,9 +85,10 @@ def lengths(
     empty: one of them is. Shrinks to as few as may be, of one token each.
     """
     usual = tuple(n for n in _LENGTHS if n <= max_tokens)
-    many = draw(pick((False, False, False, False, True)))
-    one, most = (_SHORT, 8 * max_sequences) if many else (usual, max_sequences)
-    drawn = draw(st.lists(pick(one), min_size=min_sequences, max_size=max(most, min_sequences)))
+    least = draw(pick((1, 1, 1, 1, 1, 1, 7, 30)))
+    one, most = (usual, max_sequences) if least == 1 else (_SHORT, least + 10)
+    least = max(least, min_sequences)
+    drawn = draw(st.lists(pick(one), min_size=least, max_size=max(most, least)))
     if empty and 0 not in drawn:
         drawn.insert(draw(st.integers(0, len(drawn))), 0)
     return tuple(drawn)

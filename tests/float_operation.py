@@ -54,7 +54,7 @@ class FloatOperation(OperationImplementation):
         return np.arange(x.starts[s], x.starts[s + 1])
 
     def recurrence(self, x: Operation, q, k, v, g, beta, state):
-        if not np.isfinite(q).all():  # a sequence that a law has filled with NaN
+        if not all(np.isfinite(a).all() for a in (q, k, v, g, beta, state)):  # filled with NaN by a law, or a mistake
             return np.nan, np.nan
         outputs = ref_forward(Inputs(q, k, v, g, beta, state, dtype=F32), CHUNK, 16, F32)
         return self.stored(x, outputs.o), outputs.final_state
@@ -130,3 +130,6 @@ class Holder(Implementation):
 def with_mistake(**methods: Callable) -> FloatOperation:
     """The operation with some of its steps replaced."""
     return type("Mistaken", (FloatOperation,), {"name": "mistaken", **methods})()
+
+
+FLOAT = FloatOperation()

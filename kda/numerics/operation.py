@@ -156,9 +156,13 @@ def _exp_error(x: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid_error(x: np.ndarray, x_error: np.ndarray | float) -> np.ndarray:
-    """The error of 1 / (1 + e^-x): of x, of the exponential, of the sum and of the division."""
+    """The error of 1 / (1 + e^-x): of x, of the exponential, of the sum and of the division.
+
+    Where e^-x overflows, the quotient is 0, and below the normal numbers it may be.
+    """
     s, rest = 1 / (1 + np.exp(-x)), 1 / (1 + np.exp(x))
-    return s * rest * (x_error + _exp_error(x) * _U) + s * (1 + _FUNCTION) * _U
+    gone = np.where(s < F32.min_normal, s, 0.0)
+    return s * rest * (x_error + _exp_error(x) * _U) + s * (1 + _FUNCTION) * _U + gone
 
 
 def carried_errors(inputs: Inputs, errors: Errors) -> Budget:

@@ -214,7 +214,8 @@ def parts(operation: Operation) -> Iterator[Part]:
 
 def processed(operation: Operation) -> Operation:
     """The same call with q and k normalised, gate and beta activated, and q and k repeated for every value head."""
-    with np.errstate(over="ignore"):  # e^-x is infinite where the sigmoid is 0
+    # e^-x is infinite where the sigmoid is 0, and tokens of no sequence may hold anything.
+    with np.errstate(over="ignore", invalid="ignore"):
         g, beta = _log_gate(operation), _rate(operation)
     q, k = (np.repeat(_normalised(operation, x), operation.groups, axis=2) for x in (operation.q, operation.k))
     settled = {"normalise": False, "gate": "log", "rate": "value", "A_log": None, "dt_bias": None, "lower_bound": None}
