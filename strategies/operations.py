@@ -50,6 +50,8 @@ _RAW_GATES = (
     Kind("small_int", (100,)),
     *(Kind("constant", (x,)) for x in (-1.0, -20.0, -100.0, 20.0, 100.0)),
 )
+# Open and shut side by side: -1000 is zero in every format.
+_SHUT = (Kind("alternating", (-1000.0,)), Kind("spike", (0, -1000.0)), Kind("log", (-1000.0,)))
 _A_LOGS = (Kind("model"), Kind("model"), *(Kind("constant", (x,)) for x in (0.0, -4.0, 3.0)))
 _BIASES = (Kind("none"), Kind("model"), Kind("model"), *(Kind("constant", (x,)) for x in (1.0, -5.0)))
 # A sigmoid is 0 or 1 in every format from about 90 on.
@@ -200,8 +202,10 @@ def _operations(
 def _draw_gate(draw: st.DrawFn, form: FormChoice, tokens: int) -> dict[str, Any]:
     """The fields of the gate: a log gate of a model or of any depth, or what becomes one."""
     if form.gate == "log":
-        wild = draw(pick((False, False, True)))
-        return {"g": draw((_kept_wild_gates if wild else _kept_gates)(_CHUNK, tokens=tokens))}
+        how = draw(pick(("usual", "usual", "usual", "wild", "wild", "shut")))
+        if how == "shut":
+            return {"g": draw(pick(_SHUT))}
+        return {"g": draw((_kept_wild_gates if how == "wild" else _kept_gates)(_CHUNK, tokens=tokens))}
     bounded = form.gate == "bounded"
     return {
         "g": draw(raw_gates()),

@@ -1,5 +1,7 @@
 """The operation in float64, its line and its budget."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -165,6 +167,28 @@ def test_a_line_leaves_out_what_is_usual():
     assert str(OperationCase()) == "op1"
     assert str(case()) == LINE.format(dtype="f32")
     assert case_of("v1,N=3") == Case.parse("v1,N=3")
+
+
+GOLDEN = {
+    "op1": "be704ba89852fcf7",
+    LINE.format(dtype="bf16"): "5a1f6826174d3ca0",
+    "op1,B=2,N=9,gate=bounded,lower_bound=-5.0,rate=logits,g=small_int:100,beta=small_int:8,"
+    "dt_bias=constant:1.0": "fa6404adfbdab046",
+    "op1,N=5,normalise=1,q=gauss,k=gauss,rows=holes:0.3,v=wide:4,state=large:64.0,seed=3": "0a210e78bcfd0518",
+}
+
+
+@pytest.mark.parametrize("line", GOLDEN, ids=["plain", "packed", "bounded", "dense"])
+def test_inputs_have_not_changed(line):
+    x = OperationCase.parse(line).operation()
+    digest = hashlib.sha256()
+    for name in ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias"):
+        array = getattr(x, name)
+        if array is not None:
+            digest.update(repr(array.shape).encode() + (array + 0.0).astype("<f8").tobytes())
+    assert digest.hexdigest()[:16] == GOLDEN[line], (
+        "Undo the change, or raise kda.operation_case.OPERATION_VERSION and these checksums with it"
+    )
 
 
 def test_a_sequence_has_the_tokens_of_a_dense_one():

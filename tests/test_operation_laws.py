@@ -75,9 +75,10 @@ def test_every_kind_of_call_is_drawn(support):
 
 def test_gates_reach_from_nothing_to_a_thousand():
     small = replace(FREE, channels=(16,), max_tokens=20)
-    deepest = [processed(case.operation()).g.min() for case in drawn(operations(small, gate=("log",)), 300)]
-    assert min(deepest) <= -900
-    assert max(deepest) == 0
+    log = [processed(case.operation()).g for case in drawn(operations(small, gate=("log",)), 150)]
+    assert any(g.min() == -1000 and g.max() == 0 for g in log)
+    assert any(not g.any() for g in log)
+    assert any(-1e-2 < g.min() < 0 for g in log)
     activated = [processed(case.operation()).g for case in drawn(operations(small, gate=("softplus",)), 100)]
     assert min(g.min() for g in activated) < -500
     assert any(-1e-6 < g.min() < 0 for g in activated)
