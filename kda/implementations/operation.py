@@ -90,7 +90,7 @@ class _Engine(OperationImplementation):
         return OperationOutputs(_array(o), None if final is None else _array(final), operation.state_v_first)
 
 
-def _tensors(operation: Operation, device: torch.device) -> dict[str, torch.Tensor]:
+def _tensors(operation: Operation, device: torch.device) -> dict[str, Any]:
     """The tensors of a call, by the names of its arguments, in the formats that they stand for."""
     formats = dict.fromkeys(("q", "k", "v"), operation.dtype) | dict.fromkeys(
         ("initial_state", "A_log", "dt_bias"), F32
@@ -120,6 +120,12 @@ class Portable(_Engine):
 
     def support(self, target: str) -> OperationSupport:
         return OperationSupport((F16, BF16, F32))
+
+    def judge(self, inputs: Inputs, target: str) -> Judged:
+        from kda.kernels.portable import tile_for
+
+        C = tile_for(inputs.dtype, inputs.sizes.DK, inputs.sizes.DV, target).C
+        return judge(inputs, C, operand_units(inputs, C, inputs.dtype), SUB_CHUNK, pairs=True)
 
 
 class Hopper(_Engine):
