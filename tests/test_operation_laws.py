@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from float_operation import FLOAT, Holder, f32, with_mistake
 from hypothesis import HealthCheck, Phase, find, given, settings
-from small_project import ROOT
+from small_project import ROOT, Project
 
 from kda.formats import BF16, F16, F32
-from kda.implementations import implementation
+from kda.implementations import MemoryViolation, implementation
+from kda.implementations.operation import Portable
 from kda.operation_case import OperationCase
 from kda.operation_support import FORMS, FormChoice, OperationSupport, with_channels
 from kda.references.operation import processed, ref_operation
@@ -324,3 +325,95 @@ def test_laws_of_the_operation_are_about_what_computes_it(laws):
     names = [s.id for s in laws["matches_the_float64_operation"].subjects(Holder(), "c")]
     assert names == ["float32-c-f16", "float32-c-bf16", "float32-c-f32"]
     assert ref_operation(OperationCase().operation()).o.shape == (1, 1, 1, 16)
+
+
+# On the command line, and under our own engines
+
+PROJECT_SUBJECTS = """
+import sys
+
+sys.path.insert(0, {tests!r})
+from float_operation import FLOAT, Holder, with_mistake
+
+
+class Right(Holder):
+    name = "right"
+
+
+class Wrong(Holder):
+    name = "wrong"
+
+    def __init__(self):
+        super().__init__(with_mistake(heads=lambda self, x: FLOAT.heads(x)[::-1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    made = Project.make(tmp_path_factory.mktemp("project"))
+    (made.folder / "subjects.py").write_text(PROJECT_SUBJECTS.format(tests=str(ROOT / "tests")))
+    (made.folder / "properties" / "test_operation.py").write_text(
+        (ROOT / "properties" / "test_operation.py").read_text()
+    )
+    return made
+
+
+def test_a_line_of_the_operation_is_put_to_its_laws_alone(project):
+    done = project.pytest("--kda-case", "op1,lengths=3.0.2,groups=2,v=gauss,state=gauss", "-rs", COLUMNS="400")
+    assert done.status == 0
+    assert "small.matches on holder-c-f16 does not take this case: the line is a call of the operation" in done.text
+    cases = {name: record["cases"] for name, record in project.report["properties"].items()}
+    assert cases["operation.matches_the_float64_operation"] == 1
+    assert cases["operation.an_empty_sequence_hands_its_state_on"] == 1
+    assert cases["operation.states_with_values_first_are_transposed"] == 0
+
+
+def test_a_failure_is_one_screen_and_its_line_a_guard(project):
+    options = ("-k", "matches_the_float64", "--kda-dtype", "f16", "--hypothesis-profile", "gate")
+    done = project.pytest(*options, impl="Wrong")
+    assert done.status == 1
+    (line,) = done.lines("case")
+    assert OperationCase.parse(line).HV > 1
+    (rerun,) = done.lines("rerun")
+    assert rerun.startswith(f"kda check {line} --property operation.matches_the_float64_operation --impl ")
+    assert "Failing test case" not in done.text
+    (guarded,) = done.lines("guard")
+    project.guard.write_text(guarded + "\n")
+    replay = project.pytest("--hypothesis-profile", "replay", impl="Wrong")
+    assert replay.status == 1
+    assert done.lines("case") == replay.lines("case")
+    assert project.pytest("--hypothesis-profile", "replay").status == 0
+
+
+def test_the_engines_are_under_the_laws(laws):
+    ours = implementation("kda_forward")
+    names = [s.id for s in laws["matches_the_float64_operation"].subjects(ours, "c")]
+    assert names == ["portable-c-f16", "portable-c-bf16", "portable-c-f32"]
+    edited = implementation(f"{ROOT}/kda/kernels/forward.py:kda_forward")
+    assert edited.operations() == ()
+
+
+LINES = [
+    "op1,lengths=3.0.17,tail=2,H=2,groups=2,gate=softplus,rate=doubled,normalise=1,v_first=1,g=gauss:1.0,A_log=model,"
+    "dt_bias=model,beta=gauss:1.0,q=gauss,k=gauss,v=gauss,state=gauss",
+    "op1,N=5,dtype=bf16,g_dtype=bf16,gate=bounded,final=0,lower_bound=-5.0,g=gauss:1.0,k=gauss",
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=["packed", "dense"])
+def test_an_engine_gets_the_whole_operation(line):
+    x = OperationCase.parse(line).operation()
+    got, expected = Portable().run(x, "c"), ref_operation(x)
+    for mine, right in ((got.o, expected.o), (got.final_state, expected.final_state)):
+        assert (mine is None) == (right is None)
+        if right is not None:
+            assert np.allclose(mine, right, rtol=0.1, atol=0.02, equal_nan=True)
+
+
+def test_an_input_that_an_engine_changed_is_named(monkeypatch):
+    def changes(q, k, v, **arguments):
+        v[0, 1] += 1
+
+    monkeypatch.setattr("kda.ops.kda_forward", changes)
+    with pytest.raises(MemoryViolation, match="the input v was changed"):
+        Portable().run(OperationCase(N=3).operation(), "c")
