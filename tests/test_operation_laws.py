@@ -361,7 +361,7 @@ def project(tmp_path_factory) -> Project:
 def test_a_line_of_the_operation_is_put_to_its_laws_alone(project):
     done = project.pytest("--kda-case", "op1,lengths=3.0.2,groups=2,v=gauss,state=gauss", "-rs", COLUMNS="400")
     assert done.status == 0
-    assert "small.matches on holder-c-f16 does not take this case: the line is a call of the operation" in done.text
+    assert "small.matches on right-c-f16 does not take this case: the line is a call of the operation" in done.text
     cases = {name: record["cases"] for name, record in project.report["properties"].items()}
     assert cases["operation.matches_the_float64_operation"] == 1
     assert cases["operation.an_empty_sequence_hands_its_state_on"] == 1
