@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from kda.case import Case, CaseError
 from kda.formats import BF16, F16, F32
-from kda.implementations.operation import _tensors
+from kda.implementations.operation import tensors_of
 from kda.lines import case_of
 from kda.numerics.compare import compare
 from kda.numerics.operation import carried_errors, judge_operation, prologue_errors
@@ -204,7 +204,7 @@ def test_the_raw_inputs_are_their_formats():
     assert BF16.holds(x.g)
     assert F32.holds(x.beta)
     assert not BF16.holds(x.beta)
-    tensors = _tensors(x, torch.device("cpu"))
+    tensors = tensors_of(x, torch.device("cpu"))
     assert tensors["g"].dtype == torch.bfloat16
     assert np.array_equal(tensors["g"].double().numpy(), x.g)
     assert tensors["cu_seqlens"].tolist() == [0, 3, 3, 3, 23]

@@ -10,11 +10,13 @@ from small_project import ROOT, Project
 
 from kda.formats import BF16, F16, F32
 from kda.implementations import MemoryViolation, implementation
-from kda.implementations.operation import Portable
+from kda.implementations.operation import Hopper, Portable
 from kda.operation_case import OperationCase
 from kda.operation_support import FORMS, FormChoice, OperationSupport, with_channels
-from kda.references.operation import processed, ref_operation
-from kda.suite.laws import load_laws
+from kda.problem import Outputs
+from kda.references import ref_hopper
+from kda.references.operation import inputs_of, parts, processed, ref_operation
+from kda.suite.laws import load_laws, within
 from kda.suite.operation_laws import OperationLaw, operation_subjects
 from kda.suite.record import Record
 from strategies import lengths, operations
@@ -408,6 +410,17 @@ def test_an_engine_gets_the_whole_operation(line):
         assert (mine is None) == (right is None)
         if right is not None:
             assert np.allclose(mine, right, rtol=0.1, atol=0.02, equal_nan=True)
+
+
+def test_the_hopper_program_has_a_budget_of_its_own():
+    case = "op1,N=70,DK=128,DV=128,dtype=bf16,q=gauss,k=positive,v=gauss,g=uniform:0.9:1.0"
+    x = OperationCase.parse(case).operation()
+    inputs = inputs_of(x, next(parts(x)))
+    assert Hopper().targets() in ((), ("cuda",))
+    assert {form.DK for form in Hopper().support("cuda").forms} == {128}
+    hopper, portable = Hopper().judge(inputs, "cuda"), Portable().judge(inputs, "c")
+    assert np.array_equal(hopper.outputs.o, portable.outputs.o)
+    within(Outputs(ref_hopper(inputs, BF16).o, hopper.outputs.final_state), hopper.outputs, hopper.budget)
 
 
 def test_an_input_that_an_engine_changed_is_named(monkeypatch):

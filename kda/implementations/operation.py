@@ -15,9 +15,10 @@ from kda.numerics.budget import Judged, judge, operand_units
 from kda.operation_support import FORMS, OperationSupport, with_channels
 from kda.problem import Inputs
 from kda.references.forward import SUB_CHUNK
+from kda.references.hopper import GROUP
 from kda.references.operation import Operation, OperationOutputs
 
-__all__ = ["Hopper", "OperationImplementation", "Portable"]
+__all__ = ["CHUNK", "Hopper", "OperationImplementation", "Portable", "array_of", "tensors_of"]
 
 #: Tokens of a chunk, unless an implementation says otherwise.
 CHUNK = 64
@@ -60,7 +61,7 @@ class _Engine(OperationImplementation):
         from kda.ops import kda_forward
 
         device = torch.device("cuda" if target == "cuda" else "cpu")
-        tensors = _tensors(operation, device)
+        tensors = tensors_of(operation, device)
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         sizes = operation.sizes
         dtype = getattr(torch, operation.dtype.name)
@@ -87,10 +88,10 @@ class _Engine(OperationImplementation):
         for name, saved in before.items():
             if not torch.equal(tensors[name].nan_to_num(), saved.nan_to_num()):
                 raise MemoryViolation(f"the input {name} was changed")
-        return OperationOutputs(_array(o), None if final is None else _array(final), operation.state_v_first)
+        return OperationOutputs(array_of(o), None if final is None else array_of(final), operation.state_v_first)
 
 
-def _tensors(operation: Operation, device: torch.device) -> dict[str, Any]:
+def tensors_of(operation: Operation, device: torch.device) -> dict[str, Any]:
     """The tensors of a call, by the names of its arguments, in the formats that they stand for."""
     formats = dict.fromkeys(("q", "k", "v"), operation.dtype) | dict.fromkeys(
         ("initial_state", "A_log", "dt_bias"), F32
@@ -108,7 +109,8 @@ def _tensors(operation: Operation, device: torch.device) -> dict[str, Any]:
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The values of a tensor of any device and format, float64."""
     values: Any = tensor.to("cpu", torch.float64).numpy()
     return np.asarray(values)
 
@@ -139,3 +141,7 @@ class Hopper(_Engine):
 
     def support(self, target: str) -> OperationSupport:
         return OperationSupport((F16, BF16), with_channels(FORMS, 128, 128), channels=(128,))
+
+    def judge(self, inputs: Inputs, target: str) -> Judged:
+        units = operand_units(inputs, CHUNK, inputs.dtype, inverse=True)
+        return judge(inputs, CHUNK, units, GROUP, pairs=True, inverse=True)
