@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 
@@ -19,7 +19,7 @@ from kda.formats import F16, F32, F64, Format, format_named
 from kda.kinds import FIELDS, CaseError, Kind, background, kind_named
 from kda.problem import AXES, Inputs, Sizes, Tile
 
-__all__ = ["VERSION", "Case", "CaseError", "Edit", "Kind"]
+__all__ = ["VERSION", "Case", "CaseError", "Edit", "Kind", "fields_of"]
 
 #: The version every line begins with. It changes whenever an existing line would come to mean something else.
 VERSION = "v1"
@@ -224,24 +224,30 @@ class Case:
         CaseError: another version, a character no case line has, a field that is unknown, repeated or malformed, and
         whatever the constructor refuses.
         """
-        line = line.strip()
-        if not _SAFE.fullmatch(line):
-            odd = next(c for c in line if not _SAFE.fullmatch(c))
-            raise CaseError(f"a case line is one token of letters, digits and _-.,:=/+@%; found {odd!r} in {line!r}")
-        version, *words = line.split(",")
-        if version != VERSION:
-            raise CaseError(f"the line is of version {version!r}; expected {VERSION}, the only one this program reads")
-        values: dict[str, object] = {}
-        for word in words:
-            name, equals, text = word.partition("=")
-            if not equals:
-                raise CaseError(f"{word!r} is no field; expected name=value")
-            if name not in _FIELDS:
-                raise CaseError(f"no field is called {name!r} (in {word!r}); expected one of {', '.join(_FIELDS)}")
-            if name in values:
-                raise CaseError(f"{name} is given twice; expected once")
-            values[name] = _read(name, text)
+        values = {name: _read(name, text) for name, text in fields_of(line, VERSION, _FIELDS).items()}
         return cls(**values)  # type: ignore[arg-type]
+
+
+def fields_of(line: str, version: str, names: Collection[str]) -> dict[str, str]:
+    """The fields of a line of `version`, as text; CaseError for another line, and for a name that is not in `names`."""
+    line = line.strip()
+    if not _SAFE.fullmatch(line):
+        odd = next(c for c in line if not _SAFE.fullmatch(c))
+        raise CaseError(f"a case line is one token of letters, digits and _-.,:=/+@%; found {odd!r} in {line!r}")
+    found, *words = line.split(",")
+    if found != version:
+        raise CaseError(f"the line is of version {found!r}; expected {version}, the only one this program reads")
+    texts: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise CaseError(f"{word!r} is no field; expected name=value")
+        if name not in names:
+            raise CaseError(f"no field is called {name!r} (in {word!r}); expected one of {', '.join(names)}")
+        if name in texts:
+            raise CaseError(f"{name} is given twice; expected once")
+        texts[name] = text
+    return texts
 
 
 def _read(name: str, text: str) -> object:

@@ -7,7 +7,7 @@ range of their parameters. Random kinds draw from `kda.generate`, hence keep eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
@@ -145,11 +145,13 @@ def _kind(fields: str, *params: Param, random: bool = True, ordered: bool = Fals
     return register
 
 
-def kind_named(where: str, text: str | Kind) -> Kind:
+def kind_named(where: str, text: str | Kind, kinds: Mapping[str, KindSpec] | None = None) -> Kind:
     """The kind `text` (`uniform:0.9:0.999`, or a Kind) of the field `where`, every parameter filled in and checked.
 
-    CaseError: a name that field does not have, a wrong number of parameters, a parameter out of range.
+    kinds: those the field can have, `KINDS[where]` unless given. CaseError: a name that field does not have, a wrong
+    number of parameters, a parameter out of range.
     """
+    kinds = KINDS[where] if kinds is None else kinds
     if isinstance(text, Kind):
         name = text.name
         values: tuple[object, ...] = tuple(text.params)
@@ -157,10 +159,10 @@ def kind_named(where: str, text: str | Kind) -> Kind:
         name, *words = text.split(":")
         values = tuple(words)
     else:
-        raise CaseError(f"{where} is {text!r}; expected a kind such as {where}={next(iter(KINDS[where]))}")
-    spec = KINDS[where].get(name)
+        raise CaseError(f"{where} is {text!r}; expected a kind such as {where}={next(iter(kinds))}")
+    spec = kinds.get(name)
     if spec is None:
-        raise CaseError(f"{where}={text}: no kind is called {name!r}; expected one of {', '.join(KINDS[where])}")
+        raise CaseError(f"{where}={text}: no kind is called {name!r}; expected one of {', '.join(kinds)}")
     values += tuple(p.default for p in spec.params[len(values) :] if p.default is not None)
     if len(values) != len(spec.params):
         raise CaseError(f"{where}={text}: {len(values)} parameters; expected {len(spec.params)}, {where}={spec.usage}")

@@ -7,6 +7,7 @@ case that still has a signal, and none rejects what it drew.
 from strategies.betas import betas
 from strategies.cases import cases, edits, far_cases, lattice_cases
 from strategies.gates import gates, gates_between
+from strategies.operations import lengths, operations, raw_gates
 from strategies.shapes import sizes, tiles, token_counts
 from strategies.states import states
 from strategies.vectors import keys, queries, values
@@ -22,7 +23,10 @@ __all__ = [
     "gates_between",
     "keys",
     "lattice_cases",
+    "lengths",
+    "operations",
     "queries",
+    "raw_gates",
     "sizes",
     "states",
     "tiles",

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from kda.suite.laws import Law, Subject
 
 __all__ = [
+    "ANY_LINE",
     "DEFAULT_IMPLEMENTATION",
     "DEFAULT_PROPERTY",
     "LINE",
     "PROPERTIES",
     "TARGET",
+    "AnyLine",
     "CaseLine",
     "Misused",
     "asked",
@@ -60,7 +62,21 @@ class CaseLine(click.ParamType):
             raise Misused(str(error)) from None
 
 
+class AnyLine(CaseLine):
+    """A case line, or the line of a call of the operation."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The case, of either kind; `Misused` for a line that means nothing."""
+        from kda.lines import case_of
+
+        try:
+            return case_of(value) if isinstance(value, str) else value
+        except CaseError as error:
+            raise Misused(str(error)) from None
+
+
 LINE = click.argument("case", metavar="LINE", type=CaseLine())
+ANY_LINE = click.argument("case", metavar="LINE", type=AnyLine())
 PROPERTIES = click.option(
     "--properties",
     "folder",

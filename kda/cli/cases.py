@@ -10,6 +10,7 @@ import click
 
 from kda.case import Case, Edit
 from kda.cli.asking import (
+    ANY_LINE,
     DEFAULT_PROPERTY,
     LINE,
     Misused,
@@ -32,7 +33,7 @@ __all__ = ["check", "impls", "show"]
 
 
 @click.command()
-@LINE
+@ANY_LINE
 @click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="A law, or `all`.")
 @one_law
 @click.pass_context

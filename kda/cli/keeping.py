@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from kda.case import Case
-from kda.cli.asking import DEFAULT_PROPERTY, LINE, PROPERTIES, Misused, folder_of_laws, law_named, laws_in
+from kda.cli.asking import ANY_LINE, DEFAULT_PROPERTY, PROPERTIES, Misused, folder_of_laws, law_named, laws_in
+from kda.operation_case import OperationCase
 
 __all__ = ["guard"]
 
@@ -27,12 +28,12 @@ GUARD_FILE = click.option(
 
 
 @guard.command()
-@LINE
+@ANY_LINE
 @click.option("--property", "name", default=DEFAULT_PROPERTY, show_default=True, help="The law that the case broke.")
 @click.option("--comment", default="", help="Why it is there.")
 @GUARD_FILE
 @PROPERTIES
-def add(case: Case, name: str, comment: str, path: Path | None, folder: Path | None) -> None:
+def add(case: Case | OperationCase, name: str, comment: str, path: Path | None, folder: Path | None) -> None:
     """Keep LINE: it is replayed on every later run."""
     from kda.suite.guard import GuardError, GuardLine
     from kda.suite.guard import add as add_line

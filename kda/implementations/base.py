@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from kda.problem import Inputs, Outputs, Tile
 from kda.references import ref_C_fast
 from kda.source import Source
 from kda.support import Support
+
+if TYPE_CHECKING:
+    from kda.implementations.operation import OperationImplementation
 
 __all__ = ["PLAIN", "Implementation", "Memory", "MemoryViolation"]
 
@@ -99,6 +102,10 @@ class Implementation(ABC):
         By default None: there is no handing them to its launch.
         """
         return None
+
+    def operations(self) -> tuple[OperationImplementation, ...]:
+        """What computes the whole operation around it, from raw inputs; by default, nothing does."""
+        return ()
 
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:
         """Compile what a run of these sizes and this tile needs; by default, nothing."""

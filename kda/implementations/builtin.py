@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,6 +39,9 @@ from kda.references.forward import SUB_CHUNK
 from kda.references.hopper import CHUNK, GROUP
 from kda.source import Source, module_from_source
 from kda.support import Support, TileChoice
+
+if TYPE_CHECKING:
+    from kda.implementations.operation import OperationImplementation
 
 __all__ = [
     "KdaChunk",
@@ -464,6 +467,13 @@ class KdaForward(_TileLang):
 
     def support(self, target: str, dtype: Format) -> Support:
         return _forward_support(self._tiles(target, dtype), dtype)
+
+    def operations(self) -> tuple[OperationImplementation, ...]:
+        from kda.implementations.operation import Hopper, Portable
+
+        # The engines run the kernel that is here; of an edited or rewritten one they know nothing.
+        edited = self._program is not None or self._own_launch is not None
+        return () if edited else (Portable(), Hopper())
 
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)

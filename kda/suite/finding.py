@@ -44,14 +44,14 @@ class _Race(BaseException):
 def find(law: Law, subject: Subject, search: Callable[[Law], None], watch: Watch | None = None) -> Finding | None:
     """Let `search` look for a case that fails; None where it ends without one.
 
-    The first failure is repeated before anything is shrunk: one that does not fail every time, with the same bits, ends
-    the search.
+    The first failure of a law that is `diagnosed` is repeated before anything is shrunk: one that does not fail every
+    time, with the same bits, ends the search.
     """
     found: list[tuple[Case, Exception]] = []
 
     def hear(case: Case, error: Exception) -> None:
         found.append((case, error))
-        if len(found) == 1 and not watching.cuda_is_broken():
+        if law.diagnosed and len(found) == 1 and not watching.cuda_is_broken():
             repeats = _repeats(law, subject, case, watch)
             if not (repeats.steady and repeats.failed):
                 raise _Race(Finding(case, error, False, 1 + repeats.failed, 1 + repeats.times))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kda.case import Case, CaseError
+from kda.lines import case_of
+from kda.operation_case import OperationCase
 
 __all__ = ["GuardError", "GuardLine", "add", "read", "worst_of"]
 
@@ -29,7 +31,7 @@ class GuardError(ValueError):
 class GuardLine:
     """One entry: a case, the property it belongs to, and why it is there."""
 
-    case: Case
+    case: Case | OperationCase
     property: str
     comment: str = ""
 
@@ -49,7 +51,7 @@ def read(path: Path) -> list[GuardLine]:
         if len(words) != 2:
             raise GuardError(f"{path}:{number}: {len(words)} words; expected a case line and a property")
         try:
-            entries.append(GuardLine(Case.parse(words[0]), words[1], comment.strip()))
+            entries.append(GuardLine(case_of(words[0]), words[1], comment.strip()))
         except CaseError as error:
             raise GuardError(f"{path}:{number}: {error}") from error
     return entries
@@ -64,7 +66,7 @@ def worst_of(report: Path, above: float, most: int) -> list[GuardLine]:
     try:
         properties = json.loads(report.read_text("utf-8"))["properties"]
         for name, record in properties.items():
-            worst = [(float(ratio), Case.parse(line), str(subject)) for ratio, line, subject in record["worst"]]
+            worst = [(float(ratio), case_of(line), str(subject)) for ratio, line, subject in record["worst"]]
             for ratio, case, subject in sorted(worst, key=lambda entry: -entry[0])[:most]:
                 if ratio >= above:
                     entries.append(GuardLine(case, name, f"ratio {ratio:.2g} on {subject}"))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -130,6 +130,9 @@ _NARROWED = {"gates": "gate", "betas": "beta", "keys": "k", "queries": "q", "val
 class Law:
     """One property: its name, its sentence, the strategy for its cases, its body."""
 
+    #: Whether what looks into a failure (what makes it smaller, repeats it, finds its stage, climbs) knows its cases.
+    diagnosed: ClassVar[bool] = True
+
     name: str
     sentence: str
     strategy: Callable[..., Any]
@@ -153,6 +156,8 @@ class Law:
 
         The law's own conditions on the kinds, on N and on edits, and what the subject supports.
         """
+        if not isinstance(case, Case):
+            return "the line is a call of the operation; the law is about a kernel"
         for name, narrowed in _NARROWED.items():
             kinds = self.narrowing.get(name)
             if isinstance(kinds, (tuple, list)) and getattr(case, narrowed).name not in kinds:
@@ -310,24 +315,32 @@ def law(
     """
 
     def decorate(body: Callable[[Subject, Case], None]) -> Callable[..., None]:
-        room = body.__module__.rpartition(".")[2].removeprefix("test_")
-        # A period after a space is a product, not an end.
-        sentence = re.split(r"(?<=\S)\. ", " ".join((body.__doc__ or "").split()))[0].rstrip(".")
-        made = Law(
-            f"{room}.{body.__name__.removeprefix('test_')}", sentence, strategy, narrowing, body, of, needs, share
-        )
-        LAWS[made.name] = made
-
-        def test(subject: Subject, kda_run: Any) -> None:
-            __tracebackhide__ = True
-            kda_run.examine(made, subject)
-
-        test.__name__, test.__qualname__ = body.__name__, body.__qualname__
-        test.__module__, test.__doc__ = body.__module__, body.__doc__
-        test.kda_law = made  # type: ignore[attr-defined]
-        return test
+        return test_of(Law(*named(body), strategy, narrowing, body, of, needs, share))
 
     return decorate
+
+
+def named(body: Callable[..., None]) -> tuple[str, str]:
+    """The name of the law that `body` is, and its sentence."""
+    room = body.__module__.rpartition(".")[2].removeprefix("test_")
+    # A period after a space is a product, not an end.
+    sentence = re.split(r"(?<=\S)\. ", " ".join((body.__doc__ or "").split()))[0].rstrip(".")
+    return f"{room}.{body.__name__.removeprefix('test_')}", sentence
+
+
+def test_of(made: Law) -> Callable[..., None]:
+    """The property test of a law, which is in LAWS from now on."""
+    LAWS[made.name] = made
+    body = made.body
+
+    def test(subject: Subject, kda_run: Any) -> None:
+        __tracebackhide__ = True
+        kda_run.examine(made, subject)
+
+    test.__name__, test.__qualname__ = body.__name__, body.__qualname__
+    test.__module__, test.__doc__ = body.__module__, body.__doc__
+    test.kda_law = made  # type: ignore[attr-defined]
+    return test
 
 
 def _observe(ratio: float, trusted: bool, *lines: str, what: str = "") -> None:

@@ -20,6 +20,8 @@ from kda.case import Case
 from kda.formats import format_named
 from kda.implementations import Implementation, implementation, target_of
 from kda.kernels.compile import available_targets
+from kda.lines import case_of
+from kda.operation_case import OPERATION_VERSION, OperationCase
 from kda.suite import guard
 from kda.suite.failure import explain
 from kda.suite.finding import find
@@ -100,7 +102,7 @@ class Plan:
     implementation: Implementation
     target: str
     dtypes: tuple[str, ...] | None
-    case: Case | None
+    case: Case | OperationCase | None
     cases: int | None
     profile: str
     seed: str | None
@@ -147,7 +149,7 @@ class KdaRun:
         finally:
             self.node.user_properties.append(("kda", record.data()))
 
-    def replay(self, law: Law, subject: Subject, case: Case) -> None:
+    def replay(self, law: Law, subject: Subject, case: Any) -> None:
         """Examine one line of the guard file."""
         __tracebackhide__ = True
         record = Record(law.name, subject.id, guard_lines=1)
@@ -165,7 +167,7 @@ class KdaRun:
             work()
         self.node.user_properties.append(("kda", record.data()))
 
-    def _one(self, law: Law, subject: Subject, case: Case, record: Record) -> None:
+    def _one(self, law: Law, subject: Subject, case: Any, record: Record) -> None:
         __tracebackhide__ = True
         refusal = law.excludes(subject, case)
         if refusal is not None:
@@ -178,7 +180,7 @@ class KdaRun:
 
         def search(law: Law) -> None:
             __tracebackhide__ = True
-            if plan.profile != "nightly":
+            if plan.profile != "nightly" or not law.diagnosed:
                 self._search(law, subject, record)
                 return
             # Here and not above: Hypothesis also draws the numbers in the source of what is loaded, and `gate` and
@@ -198,7 +200,7 @@ class KdaRun:
         if found is None:
             return
         error = found.error
-        if not (self.plan.brief and found.steady):
+        if law.diagnosed and not (self.plan.brief and found.steady):
             from kda.diagnosis.report import understood
 
             root = self.node.config.rootpath
@@ -287,7 +289,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         chosen = implementation(config.getoption("--kda-impl"))
         target = target_of(chosen, config.getoption("--kda-target"))
-        case = Case.parse(line) if line else None
+        case = case_of(line) if line else None
         formats = tuple(format_named(name.strip().lower()).short for name in dtypes.split(",")) if dtypes else None
     except (LookupError, TypeError, ValueError) as error:
         # str of a KeyError would be quoted
@@ -456,7 +458,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
 
     plan = sched.config.stash[_PLAN]
     lines = fitted_notes(under_way)
-    if not plan.brief and plan.deaths < DEATHS:
+    if not plan.brief and plan.deaths < DEATHS and f"case:  {OPERATION_VERSION}" not in under_way:
         from kda.diagnosis.death import SECONDS, Question, retold
 
         plan.deaths += 1
