@@ -555,5 +555,10 @@ class KdaHopper(TorchImplementation):
         found = {role: getattr(module, self.sources()[role].function) for role, module in modules.items()}
         return KdaHopper(self._launching().Programs(**found))
 
+    def operations(self) -> tuple[OperationImplementation, ...]:
+        from kda.implementations.operation import Hopper
+
+        return (Hopper(),) if self._programs is None else ()
+
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_hopper(inputs, inputs.dtype, self.exp2(target), lean=lean)
