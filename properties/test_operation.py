@@ -12,6 +12,7 @@ from strategies import operations
 
 NAN = float("nan")
 MOST_OF_A_GRID_AXIS = 65535
+SMALL_STATE = 1024  # as many states of 128 x 128 would be 8 GiB in float64
 PACKED = {"packed": (True,)}
 
 
@@ -228,6 +229,8 @@ def test_many_sequences_are_each_computed(subject, case):
     operation = case.replace(
         lengths=tuple(min(n, 1) for n in (*case.lengths[:2], 1)), tail=0, H=1, groups=1
     ).operation()
+    if case.DK * case.DV > SMALL_STATE:
+        operation = operation.replace(initial_state=None, output_final_state=False)
     times = MOST_OF_A_GRID_AXIS // (len(operation.starts) - 1) + 2
     got, one = subject.run(change.many_times(operation, times)), subject.run(operation)
     state = np.tile(one.final_state, (times, 1, 1, 1)) if one.final_state.size else one.final_state

@@ -7,8 +7,8 @@
     the same, rounded where the kernel rounds                            ref_C(precision=...)          section 4
     the same, split over sub-chunks                                      ref_C_sub                     section 2.3
     any gate: pairs in sub-chunks, split across their borders            ref_forward(precision=...)
-    raw inputs to outputs: norm, activations, packed sequences, heads    kda.references.operation
     the same with an explicit inverse, split at anchors                  ref_hopper(precision=...)
+    raw inputs to outputs: norm, activations, packed sequences, heads    kda.references.operation
     every named intermediate of a chunk                                  ref_C(trace=...), ChunkTrace  sections 3.2, 4
     all channels share one gate                                          gated_delta_net               section 3.4
     beta -> 0                                                            per_channel_decay             section 3.4
