@@ -191,8 +191,8 @@ class _Planted:
         hiding = HIDING[search.hiding] if search.hiding else None
         law = laws()[hiding.law if hiding and hiding.law else search.law]
         dtype = format_named(search.dtype)
-        if dtype not in self.implementation.dtypes(self.task.target):
-            return None
+        if not law.diagnosed or dtype not in self.implementation.dtypes(self.task.target):
+            return None  # what computes the operation around a kernel does not run a mutant of it
         if law.of and self.implementation.name.partition("~")[0] not in law.of:
             return None
         subject = Subject(self.implementation, self.task.target, dtype)
