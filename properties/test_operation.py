@@ -16,6 +16,11 @@ SMALL_STATE = 1024  # as many states of 128 x 128 would be 8 GiB in float64
 PACKED = {"packed": (True,)}
 
 
+def one_format(subject):
+    """One format, for laws about what is stored where, which is the same for all."""
+    return subject.dtype == F16
+
+
 @operation_law(operations)
 def test_matches_the_float64_operation(subject, case):
     """O and the final state are within the budget of the operation in float64, and nothing else is written.
@@ -51,14 +56,14 @@ def test_grouped_heads_are_repeated_heads(subject, case):
     same_bits(subject.run(operation), subject.run(change.with_plain_heads(operation)))
 
 
-@operation_law(operations, v_first=(True,), few=2, share=0.3)
+@operation_law(operations, needs=one_format, v_first=(True,), few=2, share=0.3)
 def test_states_with_values_first_are_transposed(subject, case):
     """The layout of the states is a matter of storage: the same bits, transposed."""
     operation = case.operation()
     same_bits(subject.run(operation), subject.run(change.with_turned_states(operation)))
 
 
-@operation_law(operations, state=(False,), few=2, share=0.3)
+@operation_law(operations, needs=one_format, state=(False,), few=2, share=0.3)
 def test_no_state_is_a_state_of_zeros(subject, case):
     """A call without an initial state is one from zeros, bit for bit: what is not loaded must be cleared."""
     operation = case.operation()
@@ -68,7 +73,7 @@ def test_no_state_is_a_state_of_zeros(subject, case):
     same_bits(subject.run(operation.replace(initial_state=zeros)), subject.run(operation))
 
 
-@operation_law(operations, final=(False,), few=2, share=0.2)
+@operation_law(operations, needs=one_format, final=(False,), few=2, share=0.2)
 def test_o_does_not_hang_on_whether_a_final_state_is_asked_for(subject, case):
     """A final state that nobody asked for changes no bit of o."""
     operation = case.operation()
@@ -216,13 +221,8 @@ def test_every_call_gives_the_same_bits(subject, case):
         same_bits(*(change.own_rows(x, operation) for x in (subject.run(operation, poison), got)), f"over {poison}")
 
 
-def is_cheap(subject):
-    """One format: what counts here is the number of programs."""
-    return subject.dtype == F16
-
-
 @operation_law(
-    operations, needs=is_cheap, packed=(True,), v_first=(False,), gate=("log",), few=1, min_sequences=3, share=0.02
+    operations, needs=one_format, packed=(True,), v_first=(False,), gate=("log",), few=1, min_sequences=3, share=0.02
 )
 def test_many_sequences_are_each_computed(subject, case):
     """More programs than an axis of a CUDA grid has places give what few give, bit for bit, the last of them too."""
