@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import DECAY_LOOP, KD, WRITE_GEMM
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import DECAY_LOOP, FORWARD_DECAYED, FORWARD_WRITE_GEMM, KD, WRITE_GEMM
 from kda.mutation.rewrite import Edit
 
 __all__ = ["STATE"]
@@ -31,6 +31,9 @@ _WRITE_VALUE_FIRST_MIRROR = Edit(
     "S.astype(np.float64).swapaxes(-1, -2).reshape(sizes.B, sizes.H, sizes.DK, sizes.DV)",
 )
 
+_MOVED_ON = "S = gemm(_k, Vt_c, Ep[..., -1, :, None] * S)"
+_DECAY_FORWARD = "Ep[..., -1, :, None] * S"
+
 STATE = (
     Mistake(
         "state-updated-before-the-output",
@@ -53,6 +56,24 @@ STATE = (
                 "S = Ep[..., last, :, None] * S\n_keys\nS = gemm(_k, Vt_c, S)\nacc_o = gemm(Qp, op(S), _z)\n_output",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the order of output and state",
+                    f"on.gemm(Qp_s, S_s, O_f, clear_accum=True)\n_output\n{DECAY_LOOP}\n_keys\n{FORWARD_WRITE_GEMM}",
+                    f"{DECAY_LOOP}\n_keys\n{FORWARD_WRITE_GEMM}\n"
+                    "for _d, _j in on.parallel(DK, block_DV):\n    S_s[_d, _j] = on.round(S_f[_d, _j])\n"
+                    "on.gemm(Qp_s, S_s, O_f, clear_accum=True)\n_output",
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "the order of output and state",
+                    f"acc_o = gemm(Qp, S_s, _z)\n_output\nKd = op(_d)\n{_MOVED_ON}",
+                    f"Kd = op(_d)\n{_MOVED_ON}\nacc_o = gemm(Qp, op(S), _z)\n_output",
+                ),
+            ),
+        ),
     ),
     Mistake(
         "decay-after-the-write",
@@ -73,6 +94,16 @@ STATE = (
                 "_keys\nS = gemm(_k, Vt_c, S)\nS = Ep[..., last, :, None] * S",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the order of decay and write",
+                    f"{DECAY_LOOP}\n_keys\n{FORWARD_WRITE_GEMM}",
+                    f"_keys\n{FORWARD_WRITE_GEMM}\n{DECAY_LOOP}",
+                ),
+            ),
+            mirror=(Edit("the order of decay and write", _MOVED_ON, "S = Ep[..., -1, :, None] * gemm(_k, Vt_c, S)"),),
+        ),
     ),
     Mistake(
         "state-not-decayed",
@@ -81,6 +112,10 @@ STATE = (
         stage="S",
         kernel=(Edit("the decay of the state", "S_f[_d, _j] * Ep_s[C - 1, _d]", "S_f[_d, _j]"),),
         mirror=(Edit("the decay of the state", "S = Ep[..., last, :, None] * S", ""),),
+        forward=InForward(
+            kernel=(Edit("the decay of the state", FORWARD_DECAYED, "S_f[_d, _j]"),),
+            mirror=(Edit("the decay of the state", _DECAY_FORWARD, "S"),),
+        ),
     ),
     Mistake(
         "state-decayed-by-channel-0",
@@ -89,6 +124,10 @@ STATE = (
         stage="S",
         kernel=(Edit("the decay of the state", "S_f[_d, _j] * Ep_s[C - 1, _d]", "S_f[_d, _j] * Ep_s[C - 1, 0]"),),
         mirror=(Edit("the decay of the state", "Ep[..., last, :, None] * S", "Ep[..., last, :1, None] * S"),),
+        forward=InForward(
+            kernel=(Edit("the decay of the state", FORWARD_DECAYED, "S_f[_d, _j] * decay_s[0]"),),
+            mirror=(Edit("the decay of the state", _DECAY_FORWARD, "Ep[..., -1, :1, None] * S"),),
+        ),
         hidden_by=("a shared gate",),
     ),
     Mistake(
@@ -110,6 +149,16 @@ STATE = (
                 "Ep[..., last, np.arange(sizes.DV) % sizes.DK][..., None, :] * S",
             ),
         ),
+        forward=InForward(
+            kernel=(Edit("the decay of the state", FORWARD_DECAYED, "S_f[_d, _j] * decay_s[(dv0 + _j) % DK]"),),
+            mirror=(
+                Edit(
+                    "the decay of the state",
+                    _DECAY_FORWARD,
+                    "Ep[..., -1, np.arange(sizes.DV) % sizes.DK][..., None, :] * S",
+                ),
+            ),
+        ),
         hidden_by=("a shared gate",),
     ),
     Mistake(
@@ -124,6 +173,24 @@ STATE = (
                 "Ep[..., last, :, None] * S",
                 "Ep[..., min(last, C - 2), :, None] * S",
             ),
+        ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "e^gamma_C",
+                    "total[0] = total[0] + G_s[_r, _d]\nQp_s[_r, _d] = _q",
+                    "if _r == C - 1:\n"
+                    "    decay_s[_d] = T.exp2(total[0] * LOG2_E)\n"
+                    "total[0] = total[0] + G_s[_r, _d]\nQp_s[_r, _d] = _q",
+                ),
+                Edit(
+                    "e^gamma_C where it was",
+                    "for _r in T.serial(C):\n    _body\ndecay_s[_d] = _e",
+                    "for _r in T.serial(C):\n    _body",
+                ),
+            ),
+            mirror=(Edit("the decay of the state", _DECAY_FORWARD, "Ep[..., min(length - 1, C - 2), :, None] * S"),),
+            stage="e^gamma_C",
         ),
         tokens=16,
         hidden_by=("a ragged tail alone",),
@@ -260,6 +327,7 @@ STATE = (
                 "length = be.shape[-1]\nS = inputs.state().astype(accum)",
             ),
         ),
+        forward=InForward(("kernel", "mirror")),
         tokens=17,
         hidden_by=("one chunk",),
     ),
@@ -270,6 +338,7 @@ STATE = (
         stage="S at the start",
         kernel=(Edit("the head of the loop", "s0 = i_s * C", "s0 = i_s * C\nif i_s > 0:\n    T.clear(S_f)"),),
         mirror=(Edit("the head of the loop", "length = be.shape[-1]", "length = be.shape[-1]\nS = S * (c == 0)"),),
+        forward=InForward(("kernel", "mirror")),
         tokens=17,
         hidden_by=("one chunk",),
     ),
@@ -337,6 +406,22 @@ STATE = (
                 "WS = gemm(W, S_s, _zeros if c == 0 else WS[..., :length, :])",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the clearing of W S",
+                    "on.gemm(Kc_s, S_s, WS_f, clear_accum=True)",
+                    "if i_s == 0:\n    T.clear(WS_f)\non.gemm(Kc_s, S_s, WS_f)",
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "the clearing of W S",
+                    "Vt = U - gemm(W, S_s, _zeros)",
+                    "WS = gemm(W, S_s, _zeros if c == 0 else WS[..., :length, :])\nVt = U - WS",
+                ),
+            ),
+        ),
         tokens=17,
         hidden_by=("one chunk",),
     ),
@@ -359,6 +444,7 @@ STATE = (
                 "acc_o = gemm(Qp, S_s, _zeros if c == 0 else acc_o[..., :length, :])",
             ),
         ),
+        forward=InForward(("kernel", "mirror")),
         tokens=17,
         hidden_by=("one chunk",),
     ),
@@ -373,6 +459,10 @@ STATE = (
         mirror=(
             Edit("the term within the chunk", "acc_o = gemm(A_c, Vt_c, acc_o)", "acc_o = gemm(A_c, Vt_c, 0 * acc_o)"),
         ),
+        forward=InForward(
+            ("kernel",),
+            mirror=(Edit("the term within the chunk", "gemm(A_c, Vt_c, acc_o)", "gemm(A_c, Vt_c, 0 * acc_o)"),),
+        ),
     ),
     Mistake(
         "W-S-added",
@@ -381,6 +471,7 @@ STATE = (
         stage="V_tilde",
         kernel=(Edit("V~", "U_s[_r, _j] - WS_f[_r, _j]", "U_s[_r, _j] + WS_f[_r, _j]"),),
         mirror=(Edit("V~", "Vt = U - WS", "Vt = U + WS"),),
+        forward=InForward(("kernel",), mirror=(Edit("V~", "Vt = U - gemm(W, S_s, _z)", "Vt = U + gemm(W, S_s, _z)"),)),
     ),
     Mistake(
         "V-for-V-tilde-in-the-output",
@@ -389,6 +480,7 @@ STATE = (
         stage="o",
         kernel=(Edit("the term within the chunk", "on.gemm(A_s, Vt_s, O_f)", "on.gemm(A_s, V_s, O_f)"),),
         mirror=(Edit("the term within the chunk", "gemm(A_c, Vt_c, acc_o)", "gemm(A_c, Vc, acc_o)"),),
+        forward=InForward(("kernel", "mirror")),
     ),
     Mistake(
         "U-for-V-tilde-in-the-state",
@@ -403,6 +495,17 @@ STATE = (
             ),
         ),
         mirror=(Edit("the write to the state", "gemm(_k, Vt_c, S)", "gemm(_k, op(U), S)"),),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the write to the state",
+                    FORWARD_WRITE_GEMM,
+                    "for r, j in on.parallel(C, block_DV):\n    Vt_s[r, j] = on.round(U_s[r, j])\n"
+                    + FORWARD_WRITE_GEMM,
+                ),
+            ),
+            mirror=(Edit("the write to the state", _MOVED_ON, _MOVED_ON.replace("Vt_c", "op(U)")),),
+        ),
     ),
     Mistake(
         "initial-state-ignored",
@@ -411,6 +514,7 @@ STATE = (
         stage="S at the start",
         kernel=(Edit("where the state is set", "T.copy(S_0[bb, bh, :, dv0:dv0 + block_DV], S_f)", "T.clear(S_f)"),),
         mirror=(Edit("where the state is set", "inputs.state().astype(accum)", "0 * inputs.state().astype(accum)"),),
+        forward=InForward(("kernel", "mirror")),
         hidden_by=("no initial state",),
     ),
     Mistake(
@@ -432,6 +536,7 @@ STATE = (
                 "S.astype(np.float64) * (1 if sizes.N % C else np.nan)",
             ),
         ),
+        forward=InForward(("kernel", "mirror")),
         tokens=16,
         hidden_by=("a ragged tail alone",),
     ),
@@ -456,6 +561,7 @@ STATE = (
             Edit("the head of the loop", "length = be.shape[-1]", "length = be.shape[-1]\nS_kept = S"),
             Edit("the store of the final state", "S.astype(np.float64)", "S_kept.astype(np.float64)"),
         ),
+        forward=InForward(("kernel", "mirror")),
     ),
     Mistake(
         "state-read-value-first",
@@ -464,6 +570,7 @@ STATE = (
         stage="S at the start",
         kernel=(_READ_VALUE_FIRST_KERNEL,),
         mirror=(_READ_VALUE_FIRST_MIRROR,),
+        forward=InForward(("kernel", "mirror")),
         hidden_by=("no initial state",),
     ),
     Mistake(
@@ -473,6 +580,7 @@ STATE = (
         stage="final state as stored",
         kernel=(_WRITE_VALUE_FIRST_KERNEL,),
         mirror=(_WRITE_VALUE_FIRST_MIRROR,),
+        forward=InForward(("kernel", "mirror")),
     ),
     Mistake(
         "state-value-first-throughout",
@@ -487,6 +595,7 @@ STATE = (
             _READ_VALUE_FIRST_MIRROR,
             _WRITE_VALUE_FIRST_MIRROR,
         ),
+        forward=InForward(("kernel", "mirror")),
         hidden_by=("prefixes alone",),
     ),
 )
