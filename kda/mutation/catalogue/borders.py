@@ -5,14 +5,21 @@ from __future__ import annotations
 import textwrap
 
 from kda.mutation.catalogue.mistake import MIRROR, InForward, Mistake
-from kda.mutation.catalogue.places import AMONG, FORWARD_QP, FORWARD_WRITE_GEMM, FROM_EARLIER, GUARDED, SUBSTITUTED
+from kda.mutation.catalogue.places import (
+    A_ACROSS,
+    AMONG,
+    BORDERED,
+    FORWARD_QP,
+    FORWARD_WRITE_GEMM,
+    FROM_EARLIER,
+    GUARDED,
+    M_ACROSS,
+    PRODUCT,
+    SUBSTITUTED,
+)
 from kda.mutation.rewrite import Edit
-from kda.support import TileChoice
 
 __all__ = ["BORDERS"]
-
-#: A chunk with a border in it.
-_TWO = TileChoice(DK=16, DV=32, C=32, block_DV=16)
 
 #: A pair's exponent grows by the gate of its row, before the row takes the key.
 _GROWS = "total[0] = total[0] + T.if_then_else(_b + _i > _j, G_s[_b + _i, _d], 0.0)"
@@ -20,11 +27,8 @@ _GROWS = "total[0] = total[0] + T.if_then_else(_b + _i > _j, G_s[_b + _i, _d], 0
 _ROW_GROWS = "total[0] = total[0] + G_s[_b + _r, _d]\ndecayed[0] = T.exp2(total[0] * LOG2_E)"
 _ROWS = f"for _r in on.steps(R):\n{textwrap.indent(_ROW_GROWS, '    ')}\n    _uses"
 _CARRIED = "Kc_s[_j, _d] = on.round(T.Cast(ACCUM, K_s[_j, _d]) * T.exp2(total[0] * LOG2_E))"
-_M_ACROSS = "on.gemm(Kb_s, Kc_s, M_f, transpose_B=True, clear_accum=True)"
-_A_ACROSS = "on.gemm(Qb_s, Kc_s, A_f, transpose_B=True, clear_accum=True)"
-_KEYS_TO_BORDER = f"_carry_keys(on, K_s, G_s, _b, total, Kc_s)\n{_M_ACROSS}"
+_KEYS_TO_BORDER = f"_carry_keys(on, K_s, G_s, _b, total, Kc_s)\n{M_ACROSS}"
 _KEYS_TO_END = f"_carry_keys(on, K_s, G_s, C, total, Kc_s)\n{FORWARD_WRITE_GEMM}"
-_PRODUCT = "product[:, :, sub, earlier] = gemm(factor, carried, product[:, :, sub, earlier])"
 
 
 def _carrying(find: str, put: str) -> Edit:
@@ -198,7 +202,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -223,7 +227,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -241,7 +245,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -253,7 +257,7 @@ BORDERS = (
             kernel=(Edit("the decay of a row", _ROW_GROWS, "decayed[0] = 1.0"),),
             mirror=(Edit("the decay of rows", "since = exp(_s)", "since = exp(0 * _s)"),),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -322,7 +326,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -332,8 +336,8 @@ BORDERS = (
         stage="k to its border",
         forward=InForward(
             kernel=(
-                Edit("the keys of M", _M_ACROSS, _M_ACROSS.replace("Kc_s", "K_s")),
-                Edit("the keys of A_qk", _A_ACROSS, _A_ACROSS.replace("Kc_s", "K_s")),
+                Edit("the keys of M", M_ACROSS, M_ACROSS.replace("Kc_s", "K_s")),
+                Edit("the keys of A_qk", A_ACROSS, A_ACROSS.replace("Kc_s", "K_s")),
             ),
             mirror=(
                 Edit(
@@ -343,7 +347,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=18,
     ),
     Mistake(
@@ -370,9 +374,9 @@ BORDERS = (
                     "A_s[_i, _j] = on.round(0.0)",
                 ),
             ),
-            mirror=(Edit("the products across a border", _PRODUCT, "product[:, :, sub, earlier] = 0"),),
+            mirror=(Edit("the products across a border", PRODUCT, "product[:, :, sub, earlier] = 0"),),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -398,7 +402,7 @@ BORDERS = (
             ),
         ),
         law="time.the_future_does_not_change_the_past",
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -426,7 +430,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=18,
     ),
     Mistake(
@@ -444,7 +448,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -472,7 +476,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
     Mistake(
@@ -501,7 +505,7 @@ BORDERS = (
                 ),
             ),
         ),
-        tile=_TWO,
+        tile=BORDERED,
         tokens=17,
     ),
 )

@@ -88,6 +88,14 @@ MASKS = (
             Edit("the strict mask on L", "j < i", "i < j", "L = _"),
             Edit("the mask on A_qk", "j <= i", "i <= j", "A_qk = np.where(_, _, _)"),
         ),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit("the pairs that are made", GUARDED, "_pair"),
+                Edit("the strict mask on L", "_j < _b + _i", "_b + _i < _j"),
+                Edit("the mask on A_qk", "_j <= _b + _i", "_b + _i <= _j"),
+            ),
+        ),
         tokens=2,
     ),
     Mistake(
