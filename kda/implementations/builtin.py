@@ -422,6 +422,14 @@ class _TileLang(TorchImplementation):
             launch.compiling = modules["compile"]  # type: ignore[attr-defined]
         return type(self)(program, launch)
 
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
+        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
+        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
+        made = copy.copy(self)
+        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
+        return made
+
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         # Tensor cores add in another order; float32 operands do not go through them.
         return target == "c" or dtype is F32
@@ -445,14 +453,6 @@ class KdaChunk(_TileLang):
 
     def support(self, target: str, dtype: Format) -> Support:
         return _kernel_support(self._tiles(target, dtype), dtype)
-
-    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
-        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
-        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
-        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
-        made = copy.copy(self)
-        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
-        return made
 
 
 class KdaForward(_TileLang):
