@@ -486,8 +486,8 @@ INDICES = (
             mirror=(
                 Edit(
                     "the store of o",
-                    "op(gemm(A_c, Vt_c, acc_o))",
-                    "op(np.float32(sizes.DK ** -0.5) * gemm(A_c, Vt_c, acc_o))",
+                    "gemm(A_c, Vt_c, acc_o)",
+                    "np.float32(sizes.DK ** -0.5) * gemm(A_c, Vt_c, acc_o)",
                 ),
             ),
             stage="o as stored",

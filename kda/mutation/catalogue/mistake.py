@@ -96,15 +96,15 @@ class Mistake:
     @property
     def forms(self) -> tuple[str, ...]:
         """Where it can be made: the names in ORIGINALS."""
-        return tuple(form for form in ORIGINALS if any(self._edits(form).values()))
+        return tuple(form for form in ORIGINALS if any(self.edits(form).values()))
 
     def mutant(self, form: str, original: str | None = None) -> Mutant:
         """The mistake made in `form`; in the kernel called `original` instead of ours. Stale: its place is gone."""
         name = original or ORIGINALS[form]
-        roles = {role: edits for role, edits in self._edits(form).items() if edits}
+        roles = {role: edits for role, edits in self.edits(form).items() if edits}
         return mutant(self.name, self.sentence, implementation(name), roles)
 
-    def _edits(self, form: str) -> dict[str, tuple[Edit, ...]]:
+    def edits(self, form: str) -> dict[str, tuple[Edit, ...]]:
         """What is rewritten in `form`, by the role of its source."""
         return {
             "kernel": {"kernel": self.kernel, "launch": self.launch, "compile": self.compile},

@@ -587,7 +587,17 @@ STATE = (
                 "acc_o = gemm(Qp, S_s, _zeros if c == 0 else acc_o[..., :length, :])",
             ),
         ),
-        forward=InForward(("kernel", "mirror")),
+        forward=InForward(
+            ("kernel",),
+            mirror=(
+                Edit(
+                    "the clearing of o",
+                    "acc_o = gemm(Qp, S_s, _zeros)",
+                    "acc_o = gemm(Qp, S_s, _zeros if c == 0 else acc_o[..., :length, :])",
+                ),
+                Edit("o", "gemm(A_c, Vt_c, acc_o)", "(acc_o := gemm(A_c, Vt_c, acc_o))"),
+            ),
+        ),
         tokens=17,
         hidden_by=("one chunk",),
     ),
