@@ -433,9 +433,10 @@ def test_further_cases_differ_where_mistakes_show():
 
 
 def test_every_mistake_with_a_mirror_is_a_candidate():
-    made = [m.name for m in CATALOGUE.values() if "mirror" in m.forms and not m.harmless]
-    assert [candidate.mistake.name for candidate in candidates()] == made
-    assert candidates() is candidates()
+    for form in ("mirror", "forward_mirror"):
+        made = [m.name for m in CATALOGUE.values() if form in m.forms and not m.harmless]
+        assert [candidate.mistake.name for candidate in candidates(form)] == made
+        assert candidates(form) is candidates(form)
 
 
 def test_candidates_have_the_exponential_of_the_kernel():

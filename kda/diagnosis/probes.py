@@ -177,6 +177,8 @@ def with_probes(text: str, function: str) -> tuple[str, tuple[Probe, ...]]:
     of that form, or no probe does.
     """
     tree = ast.parse(text)
+    # As text, an annotation would see the names that its function uses elsewhere, and no others.
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
     kernel = _Kernel(tree, function)
     found = tuple(probe for number, probe in enumerate(probes_of(function)) if kernel.put(probe, f"P_{number}"))
     kernel.finish()
