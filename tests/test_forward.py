@@ -330,7 +330,8 @@ def laws():
 
 def test_a_failure_is_described(tmp_path):
     """In an edited copy too, the first wrong stage is found by probes, and the mistake is told from every known one."""
-    wrong = SOURCE.replace("T.Cast(ACCUM, K_s[j, d]) * T.exp2(total[0] * LOG2_E)", "T.Cast(ACCUM, K_s[j, d])")
+    decayed = "decayed[0] = T.Cast(ACCUM, K_s[j, d])"
+    wrong = SOURCE.replace(f"{decayed} * T.exp2(total[0] * LOG2_E)", decayed)
     assert wrong != SOURCE
     (tmp_path / "wrong.py").write_text(wrong)
     subject = Subject(implementation(f"{tmp_path / 'wrong.py'}:kda_forward"), "c", F32)

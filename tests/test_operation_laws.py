@@ -392,7 +392,7 @@ def test_the_engines_are_under_the_laws(laws):
     names = [s.id for s in laws["matches_the_float64_operation"].subjects(ours, "c")]
     assert names == ["portable-c-f16", "portable-c-bf16", "portable-c-f32"]
     edited = implementation(f"{ROOT}/kda/kernels/forward.py:kda_forward")
-    assert edited.operations() == ()
+    assert "portable" not in [engine.name for engine in edited.operations()]  # which would run ours
 
 
 LINES = [

@@ -47,7 +47,7 @@ def task_of(mistake: Mistake, form: str, target: str, seeds: Sequence[int], orig
     dtype = "f64" if form == "reference" else mistake.dtype
     searches = (Search(mistake.law, dtype, MOST),)
     tile = mistake.of(form).tile or SMALLEST_TILE
-    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), tile)
+    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), tile, call=mistake.forward.call)
 
 
 def plan_catalogue(

@@ -333,7 +333,7 @@ BORDERS = (
         "keys-not-carried-to-their-border",
         "the products across a border take the keys as they were written",
         "article 4.5 (3)",
-        stage="k to its border",
+        stage=("k to its border", "L", "A_qk"),
         forward=InForward(
             kernel=(
                 Edit("the keys of M", M_ACROSS, M_ACROSS.replace("Kc_s", "K_s")),

@@ -161,7 +161,6 @@ LAUNCH = (
                 function="_run",
             ),
         ),
-        forward=InForward(("launch",)),
         law="contract.one_thing_wrong_is_refused",
     ),
 )

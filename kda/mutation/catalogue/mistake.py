@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kda.implementations import Implementation, implementation
 from kda.mutation.mutant import Mutant, mutant
 from kda.mutation.rewrite import Edit
+from kda.operation_support import FormChoice
 from kda.support import TileChoice
 
 __all__ = ["MATCHES_A", "MIRROR", "ORIGINALS", "InForward", "Mistake", "form_in"]
@@ -35,14 +36,17 @@ class InForward:
     """A mistake as it is made in `kda_forward`: in the kernel and around it, and in its mirror.
 
     shares: the roles whose edits are those of `kda_chunk`: "kernel", "launch", "mirror". stage, tokens, tile: where
-    they are others than there.
+    they are others than there. prologue: how it is made in what raw inputs go through. call: the form of the calls that
+    show it, where the law is one of the operation and not of the kernel.
     """
 
     shares: tuple[str, ...] = ()
 
     kernel: tuple[Edit, ...] = ()
     launch: tuple[Edit, ...] = ()
+    prologue: tuple[Edit, ...] = ()
     mirror: tuple[Edit, ...] = ()
+    call: FormChoice | None = None
     stage: str | tuple[str, ...] | None = None
     tokens: int | None = None
     tile: TileChoice | None = None
@@ -110,7 +114,11 @@ class Mistake:
             "kernel": {"kernel": self.kernel, "launch": self.launch, "compile": self.compile},
             "mirror": {"kernel": self.mirror, "loops": self.loops},
             "reference": {"reference": self.reference},
-            "forward": {"kernel": self._in_forward("kernel"), "launch": self._in_forward("launch")},
+            "forward": {
+                "kernel": self._in_forward("kernel"),
+                "launch": self._in_forward("launch"),
+                "prologue": self.forward.prologue,
+            },
             "forward_mirror": {"kernel": self._in_forward("mirror")},
         }[form]
 
