@@ -1,6 +1,7 @@
 """How good the reports of failures are: every known mistake of the kernel, from its first failing example on.
 
-    python benchmarks/diagnosis.py [--only NAME]... [--target c] [--seed 1] [--workers N] [--json FILE] [--reports DIR]
+    python benchmarks/diagnosis.py [--form forward] [--only NAME]... [--target c] [--seed 1] [--workers N] [--json FILE]
+        [--reports DIR]
 
 Each is searched for with the law and on the tile that the catalogue names, in a process of its own, and reported as a
 property test reports it. The table says which first stage and which mistake the report names, what is left of the case,
@@ -31,19 +32,28 @@ from kda.mutation.plans import plan_catalogue
 
 @click.command()
 @click.option("--only", "names", metavar="NAME", multiple=True, help="This entry alone; may be repeated.")
+@click.option("--form", type=click.Choice(["kernel", "forward"]), default="kernel", show_default=True)
 @click.option("--target", type=click.Choice(["c", "cuda"]), default="c", show_default=True)
 @click.option("--seed", default=1, show_default=True, metavar="N", help="Of the searches.")
 @click.option("--workers", type=int, metavar="N", help="Processes at a time (default: one per core).")
 @click.option("--json", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write the rows.")
 @click.option("--reports", metavar="DIR", type=click.Path(path_type=Path), help="Write the reports.")
 def main(
-    names: tuple[str, ...], target: str, seed: int, workers: int | None, path: Path | None, reports: Path | None
+    names: tuple[str, ...],
+    form: str,
+    target: str,
+    seed: int,
+    workers: int | None,
+    path: Path | None,
+    reports: Path | None,
 ) -> None:
-    """Report every known mistake of the kernel, and hold the reports to account."""
+    """Report every known mistake of `kda_chunk`, or of `kda_forward`, and hold the reports to account."""
     chosen = names or [
-        m.name for m in CATALOGUE.values() if "kernel" in m.forms and target in m.targets and not m.harmless
+        m.name
+        for m in CATALOGUE.values()
+        if form in m.forms and target in m.targets and not (m.harmless or m.forward.call)
     ]
-    plan = plan_catalogue("kernel", target, [seed], chosen)
+    plan = plan_catalogue(form, target, [seed], chosen)
 
     made: list[campaign.Row] = []
 

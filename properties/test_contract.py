@@ -1,6 +1,7 @@
 """The contract: every malformed input is refused with a clear error, before anything is launched."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from kda.formats import F16, F32
 from kda.kernels.compile import COUNTS, available_targets
-from kda.kernels.launch import check_tile, run_kda_chunk
+from kda.kernels.launch import CHUNK, FORWARD, Kernel, check_tile, run_kda_chunk, run_kda_forward
 from kda.malformed import malformed, refusal
 from kda.numerics.domain import DomainError, scaled_to, worst_place
 from kda.problem import InputError, Sizes, Tile, at_words
@@ -21,10 +22,12 @@ from strategies import cases
 B, N, H, DK, DV, C = 2, 20, 2, 16, 32, 16
 POISON = 7.0
 
+Launch = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class Malformed:
-    """A call of `run_kda_chunk` with something wrong: its id, what the message must say, the arguments that change.
+    """A call of a launch with something wrong: its id, what the message must say, the arguments that change.
 
     A change is the new argument, or a function of the valid one.
     """
@@ -99,6 +102,7 @@ def sparse(tensor: torch.Tensor) -> torch.Tensor:
 # ln(2^14): where e^gamma leaves the normal numbers of float16.
 TOTAL = 9.704060527839234
 
+#: What either launch refuses.
 TABLE = [
     # not a tensor
     bad("q-none", r"^q is a NoneType; expected a torch.Tensor", q=None),
@@ -195,15 +199,13 @@ TABLE = [
     # tiles
     bad(
         "DK-15",
-        r"^DK is 15; expected a multiple of 16 from 16 to 128",
+        r"^DK is 15; expected a multiple of 16 from 16 to (128|256)",
         q=cut(3),
         k=cut(3),
         g=cut(3),
         initial_state=cut(2),
     ),
-    bad("DK-144", r"^DK is 144; expected", q=wide(144), k=wide(144), g=wide(144), initial_state=None),
     bad("DV-24", r"^DV is 24; expected a multiple of 16", v=wide(24), initial_state=None, o=None, final_state=None),
-    bad("DV-256", r"^DV is 256; expected a multiple of 16", v=wide(256), initial_state=None, o=None, final_state=None),
     bad("C-48", r"^C is 48; expected one of 16, 32, 64", C=48),
     bad("C-0", r"^C is 0; expected one of 16, 32, 64", C=0),
     bad("C-float", r"^C is 16.0; expected an int", C=16.0),
@@ -245,7 +247,20 @@ TABLE = [
         r"^final_state has strides .* expected a contiguous",
         final_state=lambda s: s.mT.contiguous().mT,
     ),
-    # the gate domain
+]
+
+#: What `kda_forward` computes and `kda_chunk` refuses: its channels, and the gate domain.
+CHUNK_TABLE = [
+    bad(
+        "DK-144",
+        r"^DK is 144; expected",
+        q=wide(144),
+        k=wide(144),
+        g=wide(144),
+        initial_state=None,
+        final_state=None,
+    ),
+    bad("DV-256", r"^DV is 256; expected a multiple of 16", v=wide(256), initial_state=None, o=None, final_state=None),
     outside(
         "g-one-deep-token",
         r"^g sums to -20.\d+ .* batch 1, token 15, head 0, channel 9; .* >= -9.70406",
@@ -263,6 +278,19 @@ TABLE = [
     outside(
         "k-is-long", r"^g sums to -9.6 .* \|k\| <= 4 it must stay >= -8.31777", g=gate(-0.6), k=at(4.0, 0, 0, 0, 0)
     ),
+]
+
+#: What `kda_forward` refuses in the place of that.
+FORWARD_TABLE = [
+    bad(
+        "DK-272",
+        r"^DK is 272; expected a multiple of 16 from 16 to 256",
+        q=wide(272),
+        k=wide(272),
+        g=wide(272),
+        initial_state=None,
+    ),
+    bad("DV-272", r"^DV is 272; expected a multiple of 16", v=wide(272), initial_state=None, o=None, final_state=None),
 ]
 
 
@@ -298,17 +326,20 @@ def is_one_sentence(message: str) -> bool:
 
 
 devices = pytest.mark.parametrize("device", ["cuda" if t == "cuda" else "cpu" for t in available_targets()])
+launches = pytest.mark.parametrize("run", [run_kda_chunk, run_kda_forward], ids=["kda_chunk", "kda_forward"])
+REFUSED = [(run_kda_chunk, row) for row in (*TABLE, *CHUNK_TABLE)]
+REFUSED += [(run_kda_forward, row) for row in (*TABLE, *FORWARD_TABLE)]
 
 
 @devices
-@pytest.mark.parametrize("row", TABLE, ids=[row.id for row in TABLE])
-def test_a_malformed_call_is_refused(row: Malformed, device: str):
+@pytest.mark.parametrize(("run", "row"), REFUSED, ids=[f"{run.__name__[4:]}-{row.id}" for run, row in REFUSED])
+def test_a_malformed_call_is_refused(run: Launch, row: Malformed, device: str):
     """Whatever does not fit is refused in one sentence, before a launch and before an output is touched.
 
     A check that is dropped or moved behind the launch turns a clear error into wrong numbers or a broken context.
     """
     arguments = valid(device)
-    error = refusal(lambda: run_kda_chunk(**changed(arguments, row.changes)), row.id)
+    error = refusal(lambda: run(**changed(arguments, row.changes)), row.id)
     assert type(error) is row.error
     assert re.search(row.message, str(error)), str(error)
     assert is_one_sentence(str(error)), str(error)
@@ -317,42 +348,55 @@ def test_a_malformed_call_is_refused(row: Malformed, device: str):
 
 
 @devices
-def test_the_call_the_table_starts_from_is_computed(device: str):
+@launches
+def test_the_call_the_table_starts_from_is_computed(run: Launch, device: str):
     """Without it every row could be refused for the same reason, and none for its own."""
     arguments = valid(device)
     before = COUNTS.launches
-    o, final_state = run_kda_chunk(**arguments)
+    o, final_state = run(**arguments)
     assert COUNTS.launches == before + 1
     assert o is arguments["o"]
     assert final_state is arguments["final_state"]
     assert torch.isfinite(o).all()
     assert not (o == POISON).all()
     with torch.no_grad():  # a parameter may be passed where no gradient is asked for
-        again, _ = run_kda_chunk(**{**arguments, "k": arguments["k"].clone().requires_grad_(), "o": None})
+        again, _ = run(**{**arguments, "k": arguments["k"].clone().requires_grad_(), "o": None})
     assert torch.equal(again, o)
 
 
+@devices
+@pytest.mark.parametrize("row", CHUNK_TABLE, ids=[row.id for row in CHUNK_TABLE])
+def test_what_is_refused_for_its_size_or_its_gate_is_computed_by_kda_forward(row: Malformed, device: str):
+    """The two launches differ in the channels and gates that they take: no bound of one is left over in the other."""
+    o, final_state = run_kda_forward(**changed(valid(device), row.changes))
+    assert torch.isfinite(o).all()
+    assert torch.isfinite(final_state).all()
+    assert not (o == POISON).all()
+
+
 @pytest.mark.skipif("cuda" not in available_targets(), reason="needs a GPU")
+@launches
 @pytest.mark.parametrize("name", ["k", "v", "g", "beta", "initial_state", "o", "final_state"])
-def test_a_tensor_left_on_the_cpu_is_refused(name: str):
+def test_a_tensor_left_on_the_cpu_is_refused(name: str, run: Launch):
     """A pointer into host memory would fault on the GPU, and take every later test of the process with it."""
-    error = refusal(lambda: run_kda_chunk(**changed(valid("cuda"), {name: to("cpu")})))
+    error = refusal(lambda: run(**changed(valid("cuda"), {name: to("cpu")})))
     assert re.match(rf"{name} is on cpu; expected cuda:0, as q is", str(error))
 
 
 @pytest.mark.parametrize(
-    ("tile", "sizes", "message"),
+    ("kernel", "tile", "sizes", "message"),
     [
-        (Tile(64, 128, F32), Sizes(1, 64, 1, 128, 128), r"^C=64, block_DV=128, DK=128, .* at most 232448"),
-        (Tile(16, 16, F16), Sizes(65536, 1, 1, 16, 16), r"^B is 65536; expected at most 65535"),
-        (Tile(16, 16, F16), Sizes(1, 1, 65536, 16, 16), r"^H is 65536; expected at most 65535"),
+        (CHUNK, Tile(64, 128, F32), Sizes(1, 64, 1, 128, 128), r"^C=64, block_DV=128, DK=128, .* at most 232448"),
+        (FORWARD, Tile(64, 32, F16), Sizes(1, 64, 1, 256, 256), r"^C=64, block_DV=32, DK=256, .* at most 232448"),
+        (CHUNK, Tile(16, 16, F16), Sizes(65536, 1, 1, 16, 16), r"^B is 65536; expected at most 65535"),
+        (CHUNK, Tile(16, 16, F16), Sizes(1, 1, 65536, 16, 16), r"^H is 65536; expected at most 65535"),
     ],
-    ids=["shared-memory", "batches", "heads"],
+    ids=["shared-memory", "shared-memory-kda_forward", "batches", "heads"],
 )
-def test_a_tile_too_large_for_the_gpu_is_refused(tile: Tile, sizes: Sizes, message: str):
+def test_a_tile_too_large_for_the_gpu_is_refused(kernel: Kernel, tile: Tile, sizes: Sizes, message: str):
     """What the CPU can run and a GPU cannot is refused by name; from the driver it would be an "invalid argument"."""
-    check_tile(tile, sizes, "c")
-    error = refusal(lambda: check_tile(tile, sizes, "cuda"))
+    check_tile(tile, sizes, "c", kernel)
+    error = refusal(lambda: check_tile(tile, sizes, "cuda", kernel))
     assert re.search(message, str(error)), str(error)
     assert is_one_sentence(str(error))
 

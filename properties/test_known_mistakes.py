@@ -1,12 +1,14 @@
-"""Known mistakes, planted in the kernel and in its mirror: each is caught, by the law that is meant to, and shrinks.
+"""Known mistakes, planted in a kernel and in the mirrors: each is caught, by the law that is meant to, and shrinks.
 
 The entries are in kda/mutation/catalogue; docs/mutation.md says how to add one. A mutant runs in a process of its own:
 some of them crash.
 """
 
 from kda.case import Case
+from kda.lines import case_of
 from kda.mutation.campaign import CRASH, KILLED, SMALLEST_TILE, SURVIVED, Search, Task, run
 from kda.mutation.catalogue import CATALOGUE
+from kda.mutation.catalogue.mistake import ORIGINALS, form_in
 from kda.mutation.hiding import HIDING
 from kda.mutation.plans import task_of
 from kda.suite.plugin import plan_of
@@ -16,11 +18,12 @@ SEED = 1
 
 
 def pytest_generate_tests(metafunc):
-    """The mirror always; the kernel where it is what is tested, on its target (and on the CPU beside CUDA)."""
+    """The mirrors always; a kernel where it is what is tested, on its target (and on the CPU beside CUDA)."""
     plan = plan_of(metafunc.config)
-    places = [("mirror", "c"), ("reference", "c")]
-    if "kernel" in plan.implementation.sources() and plan.implementation.name == "kda_chunk":
-        places += [("kernel", target) for target in dict.fromkeys(("c", plan.target))]
+    places = [("mirror", "c"), ("reference", "c"), ("forward_mirror", "c")]
+    form = form_in(plan.implementation)
+    if plan.implementation.name == ORIGINALS[form] and form in ("kernel", "forward"):
+        places += [(form, target) for target in dict.fromkeys(("c", plan.target))]
     entries = [
         (mistake, form, target)
         for mistake in CATALOGUE.values()
@@ -50,18 +53,20 @@ def row_of(task: Task):
 
 def original_of(request, form):
     """The kernel that mistakes are made in: the one under test, which may be an edited copy of ours."""
-    return plan_of(request.config).implementation.address or None if form == "kernel" else None
+    return plan_of(request.config).implementation.address or None if form in ("kernel", "forward") else None
 
 
 def test_a_known_mistake_is_caught(mistake, form, target, request):
     """The law that is meant to see it fails within 400 cases, and the case shrinks to what the mistake needs."""
     row = row_of(task_of(mistake, form, target, [SEED], original_of(request, form)))
+    mistake = mistake.of(form)
     assert row.status == KILLED, f"{mistake.name}: {mistake.sentence}. {mistake.law} did not see it in 400 cases"
     assert row.law == mistake.law or (row.law == CRASH and target == "cuda"), f"{row.law}: {row.said}"
     if row.case is not None:
-        case = Case.parse(row.case)
-        assert mistake.tokens >= case.N, f"it shrank to {case}"
-        assert mistake.members >= max(case.B, case.H), f"it shrank to {case}"
+        case = case_of(row.case)
+        lengths, heads = ((case.N,) * case.B, case.H) if isinstance(case, Case) else (case.sequences, case.HV)
+        assert mistake.tokens >= max(lengths), f"it shrank to {case}"
+        assert mistake.members >= max(len(lengths), heads), f"it shrank to {case}"
         assert len(row.case) < 160
 
 

@@ -437,7 +437,8 @@ def test_a_hunt_may_be_told_what_to_draw_from(fakes):
 
 def test_every_law_is_among_the_searches_of_everything():
     searches = searches_of_everything()
-    assert {(s.law, s.dtype) for s in searches} >= {(law, d) for law in laws() for d in ("f32", "f16")}
+    of_kernels = [name for name, law in laws().items() if law.diagnosed]
+    assert {(s.law, s.dtype) for s in searches} >= {(law, d) for law in of_kernels for d in ("f32", "f16")}
     assert (searches[0].law, searches[0].dtype) == (A, "f32")
 
 

@@ -24,6 +24,7 @@ from kda.kernels import forward
 from kda.kernels.compile import COUNTS
 from kda.kernels.launch import FORWARD, SHARED_MEMORY, check_tile, run_kda_forward, shared_memory_forward
 from kda.malformed import refusal
+from kda.mutation.catalogue import CATALOGUE
 from kda.mutation.lowering import lowered
 from kda.numerics.budget import judge, operand_units
 from kda.numerics.compare import all_finite, compare
@@ -328,8 +329,9 @@ def laws():
 
 
 def test_a_failure_is_described(tmp_path):
-    """No probe knows its stages and no known mistake is made in it: a report says which rows are wrong, and no more."""
-    wrong = SOURCE.replace("T.Cast(ACCUM, K_s[j, d]) * T.exp2(total[0] * LOG2_E)", "T.Cast(ACCUM, K_s[j, d])")
+    """In an edited copy too, the first wrong stage is found by probes, and the mistake is told from every known one."""
+    decayed = "decayed[0] = T.Cast(ACCUM, K_s[j, d])"
+    wrong = SOURCE.replace(f"{decayed} * T.exp2(total[0] * LOG2_E)", decayed)
     assert wrong != SOURCE
     (tmp_path / "wrong.py").write_text(wrong)
     subject = Subject(implementation(f"{tmp_path / 'wrong.py'}:kda_forward"), "c", F32)
@@ -337,7 +339,7 @@ def test_a_failure_is_described(tmp_path):
     found = wrong_run(seen)
     assert found is not None
     staged = first_wrong_stage(found)
-    assert staged.stage is None
-    assert "takes no more outputs" in staged.why
-    assert staged.instead
-    assert resemblance(seen, found).claimed is None
+    assert (staged.stage, staged.also, staged.missing, staged.same_bits) == ("L", ("A_qk",), (), True)
+    like = resemblance(seen, found)
+    assert like.claimed is CATALOGUE["pairs-not-decayed"]
+    assert "bit for bit" in like.how

@@ -309,6 +309,13 @@ def test_a_launch_does_what_its_signature_says(name):
     assert seen.departures == signatures(SMALLEST_TILE)[name]
 
 
+@pytest.mark.parametrize("name", [n for n in signatures(SMALLEST_TILE) if "forward" in CATALOGUE[n].forms])
+def test_a_launch_of_kda_forward_does_what_its_signature_says(name):
+    """No gate is out of bounds there: an infinite one is computed too, once nothing asks for finite values."""
+    seen = behaviour(plain_failure(CATALOGUE[name].mutant("forward").planted()))
+    assert seen.departures == signatures(SMALLEST_TILE, bounded=False)[name]
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_right_launch_has_no_signature(dtype):
     seen = behaviour(plain_failure(implementation("kda_chunk"), dtype))
@@ -319,9 +326,10 @@ def test_a_right_launch_has_no_signature(dtype):
 
 def test_signatures_are_of_all_that_is_not_in_the_mirror_and_differ():
     """Two with one signature could not be told apart, and one without would be named by nobody."""
-    made = [m for m in CATALOGUE.values() if m.forms == ("kernel",) and "c" in m.targets]
+    forms = {name: mistake.forms for name, mistake in CATALOGUE.items() if "c" in mistake.targets}
+    made = {name for name, of in forms.items() if "kernel" in of and "mirror" not in of}
     known_by_behaviour = signatures(SMALLEST_TILE)
-    assert set(known_by_behaviour) == {m.name for m in made}
+    assert set(known_by_behaviour) == made
     assert len({frozenset(s.items()) for s in known_by_behaviour.values()}) == len(known_by_behaviour)
     assert all(known_by_behaviour.values())
 
@@ -433,9 +441,10 @@ def test_further_cases_differ_where_mistakes_show():
 
 
 def test_every_mistake_with_a_mirror_is_a_candidate():
-    made = [m.name for m in CATALOGUE.values() if "mirror" in m.forms and not m.harmless]
-    assert [candidate.mistake.name for candidate in candidates()] == made
-    assert candidates() is candidates()
+    for form in ("mirror", "forward_mirror"):
+        made = [m.name for m in CATALOGUE.values() if form in m.forms and not m.harmless]
+        assert [candidate.mistake.name for candidate in candidates(form)] == made
+        assert candidates(form) is candidates(form)
 
 
 def test_candidates_have_the_exponential_of_the_kernel():

@@ -11,14 +11,14 @@ import pytest
 
 from kda.case import Case
 from kda.diagnosis.described import described, tokens_in_words
-from kda.diagnosis.probes import PROBES, Unprobed, probed, with_probes
+from kda.diagnosis.probes import FORWARD_PROBES, PROBES, Unprobed, probed, with_probes
 from kda.diagnosis.stages import GRID, LOOP, first_wrong_stage
-from kda.diagnosis.steps import STEPS, Steps
+from kda.diagnosis.steps import STEPS, ForwardSteps, Steps, steps_of
 from kda.diagnosis.wrong import Run, Wrong, examined, wrong_run
 from kda.formats import F16, F32, format_named
 from kda.implementations import PLAIN, Implementation, implementation
 from kda.implementations.builtin import KdaChunk
-from kda.kernels import chunk
+from kda.kernels import chunk, forward
 from kda.mutation.campaign import SMALLEST_TILE, laws
 from kda.mutation.catalogue import CATALOGUE
 from kda.mutation.lowering import lowered, traced
@@ -29,16 +29,14 @@ from kda.problem import Outputs, Tile
 from kda.references.arithmetic import Arithmetic
 from kda.suite.laws import Subject
 
-SOURCE = inspect.getsource(chunk)
+SOURCE, FORWARD = inspect.getsource(chunk), inspect.getsource(forward)
 A, MIRROR = "kernel.matches_reference_A", "kernel.matches_its_mirror"
 BUSY = "v1,B=2,N=37,H=2,DV=32,gate=uniform:0.9:0.999,beta=uniform:0:2,q=gauss,k=gauss,v=gauss,state=gauss,seed=3"
 
 
-def planted(*edits):
+def planted(*edits, of="kda_chunk"):
     """Our kernel with edits, each (find, put) or (find, put, inside)."""
-    return mutant(
-        "edited", "", implementation("kda_chunk"), {"kernel": [Edit("it", *edit) for edit in edits]}
-    ).planted()
+    return mutant("edited", "", implementation(of), {"kernel": [Edit("it", *edit) for edit in edits]}).planted()
 
 
 def wrong_of(made, line, law=A, tile=SMALLEST_TILE, dtype=None):
@@ -60,22 +58,52 @@ def said_wrong(made, line):
 
 # Probes
 
+#: With two borders in a chunk, deep gates and shallow ones.
+BORDERED = BUSY.replace("N=37", "N=85,C=32") + ",edits=g:0.1.5.3:-30.0"
+STORED = {"o as stored", "final state as stored"}
+
+
+def stages_of(probes):
+    """The stages that are looked at with these probes, in order."""
+    return [stage for stage in STEPS if stage in STORED or stage in {probe.stage for probe in probes}]
+
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_probes_change_no_bit_and_every_stage_follows_from_the_one_before(dtype):
-    staged = first_wrong_stage(said_wrong(implementation("kda_chunk"), f"{BUSY},dtype={dtype}"))
+@pytest.mark.parametrize(
+    ("name", "line", "probes"),
+    [("kda_chunk", BUSY, PROBES), ("kda_forward", BORDERED, FORWARD_PROBES)],
+    ids=["kda_chunk", "kda_forward"],
+)
+def test_probes_change_no_bit_and_every_stage_follows_from_the_one_before(name, line, probes, dtype):
+    staged = first_wrong_stage(said_wrong(implementation(name), f"{line},dtype={dtype}"))
     assert (staged.stage, staged.same_bits, staged.missing) == (None, True, ())
-    assert [check.name for check in staged.checks if check.chunk == 2] == list(STEPS)
+    assert [check.name for check in staged.checks if check.chunk == 2] == stages_of(probes)
     for check in staged.checks:
         assert check.got.shape == check.expected.shape == check.wrong.shape
         assert check.got.shape[:3] == (2, 2, 2)  # blocks, B, H
-        assert np.abs(check.got).max() > 0
+        assert np.nanmax(np.abs(check.got)) > 0
         assert not check.error.any()
 
 
 def test_every_stage_has_a_probe_or_is_an_output():
-    stored = {"o as stored", "final state as stored"}
-    assert [stage for stage in STEPS if stage not in stored] == [probe.stage for probe in PROBES]
+    for probes in (PROBES, FORWARD_PROBES):
+        assert [stage for stage in stages_of(probes) if stage not in STORED] == [probe.stage for probe in probes]
+    assert {*stages_of(PROBES), *stages_of(FORWARD_PROBES)} == set(STEPS)
+
+
+def test_what_is_made_for_no_border_is_not_seen():
+    """The first sub-chunk has no rows behind a border, a key from a border on is not carried to it, and L has no blocks
+    above the diagonal: what lies there is left over, and no step may read it.
+    """
+    case = Case.parse(BORDERED).replace(dtype="f32")
+    values = probed(implementation("kda_forward"), case.inputs(), case.tile, "c", PLAIN).values
+    for stage in ("q since its border", "k since its border"):
+        assert np.isnan(values[stage][..., :16, :]).all()
+        assert np.isfinite(values[stage][..., 16:, :]).all()
+    assert np.isfinite(values["k to its border"][..., 32:48, :]).all()
+    assert np.isnan(np.delete(values["k to its border"], slice(32, 48), axis=-2)).all()
+    assert np.isnan(values["L"][..., :16, 16:]).all()
+    assert np.isfinite(values["L"]).sum() == values["L"].size * 3 // 4
 
 
 def test_rows_past_N_are_kept():
@@ -118,6 +146,25 @@ def test_probes_find_their_places_in_an_edited_kernel():
     assert found == PROBES
     assert "[part_of_DV, batch, head, which, p_r, p_c]" in made
     traced(made, "kda_chunk")
+
+
+def test_probes_find_their_places_in_an_edited_kda_forward():
+    text = FORWARD
+    for old, new in (
+        ("blocks * HV * sequences) as place", "HV * blocks * sequences) as where"),
+        ("place % blocks", "where // HV % blocks"),
+        ("place // blocks % HV", "where % HV"),
+        ("place // blocks // HV", "where // HV // blocks"),
+        ("for block in T.serial(1, C // R)", "for behind in T.serial(1, C // R)"),
+        ("b = block * R", "b = behind * R"),
+        ("i_s", "which"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new)
+    made, found = with_probes(text, "kda_forward")
+    assert found == FORWARD_PROBES
+    assert "[where // HV % blocks, where // HV // blocks, where % HV, which, behind * 16 + p_r, p_c]" in made
+    traced(made, "kda_forward", tile=Tile(32, 16, F16), DK=16, DV=32)
 
 
 def test_a_probe_without_a_place_is_left_out_and_the_others_go_on():
@@ -175,14 +222,20 @@ def test_what_is_not_probed_is_named_and_made_from_the_stages_before():
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 16, F16), Tile(16, 16, F16, num_stages=1), Tile(32, 16, F32)])
-def test_the_probed_kernel_is_a_program_for_cuda(tile):
-    made, _ = with_probes(SOURCE, "kda_chunk")
-    assert "P_22" in traced(made, "kda_chunk", "cuda", tile, 32, 32)
+@pytest.mark.parametrize(("text", "function", "last"), [(SOURCE, "kda_chunk", 22), (FORWARD, "kda_forward", 20)])
+def test_the_probed_kernel_is_a_program_for_cuda(text, function, last, tile):
+    made, _ = with_probes(text, function)
+    assert f"P_{last}" in traced(made, function, "cuda", tile, 32, 32)
 
 
-def test_the_probed_kernel_lowers_for_cuda():
-    made, found = with_probes(SOURCE, "kda_chunk")
-    code = lowered(made, "kda_chunk", "cuda", Tile(16, 16, F16), 16, 16)
+@pytest.mark.parametrize(
+    ("text", "function", "tile"),
+    [(SOURCE, "kda_chunk", Tile(16, 16, F16)), (FORWARD, "kda_forward", Tile(32, 16, F16))],
+    ids=["kda_chunk", "kda_forward"],
+)
+def test_the_probed_kernel_lowers_for_cuda(text, function, tile):
+    made, found = with_probes(text, function)
+    code = lowered(made, function, "cuda", tile, 16, 16)
     assert all(f"P_{number}[" in code or f"P_{number} +" in code for number in range(len(found)))
 
 
@@ -205,10 +258,21 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "line"), KNOWN, ids=[name for name, _ in KNOWN])
-def test_the_first_wrong_stage_of_a_known_mistake(name, line):
-    mistake = CATALOGUE[name]
-    wrong = wrong_of(mistake.mutant("kernel").planted(), line, mistake.law, dtype=format_named(mistake.dtype))
+#: The same for kda_forward: across a border, what is carried to one, the solve, and what is carried to the end.
+KNOWN_FORWARD = [
+    ("rows-decayed-from-one-row-later", "v1,N=17,DV=32,C=32,dtype=f32,gate=constant:0.9991"),
+    ("keys-carried-past-their-border", "v1,N=17,DV=32,C=32,dtype=f32,gate=constant:0.9991"),
+    ("substitution-ends-at-a-border", "v1,N=17,DV=32,C=32,dtype=f32"),
+    ("state-takes-what-was-carried-before", "v1,DV=32,dtype=f32,gate=constant:0.9991"),
+]
+PLANTED = [("kernel", *known) for known in KNOWN] + [("forward", *known) for known in KNOWN_FORWARD]
+
+
+@pytest.mark.parametrize(("form", "name", "line"), PLANTED, ids=[f"{name}-{form}" for form, name, _ in PLANTED])
+def test_the_first_wrong_stage_of_a_known_mistake(form, name, line):
+    mistake = CATALOGUE[name].of(form)
+    tile = mistake.tile or SMALLEST_TILE
+    wrong = wrong_of(mistake.mutant(form).planted(), line, mistake.law, tile, format_named(mistake.dtype))
     staged = first_wrong_stage(wrong)
     assert staged.stage in mistake.stages
     assert staged.same_bits
@@ -351,25 +415,56 @@ class Backwards(Arithmetic):
         return acc.astype(np.float32)
 
 
-def held_by(machine, line):
+def held_by(machine, line, probes=PROBES):
     """A case of one chunk, and what `machine` held of every stage."""
-    case = Case.parse(line).cut(N=16)
-    steps = Steps(case.inputs(), case.tile, {}, None, False)
+    case = Case.parse(line)
+    case = case.cut(N=case.C)
+    steps = of_probes(probes)(case.inputs(), case.tile, {}, None, False)
     steps._machine = machine
-    return case, {probe.stage: steps.made(probe.stage).value.copy() for probe in PROBES}
+    return case, {probe.stage: steps.made(probe.stage).value.copy() for probe in probes}
 
 
-def beyond(case, held, exact=False):
+def of_probes(probes):
+    return Steps if probes is PROBES else ForwardSteps
+
+
+def beyond(case, held, exact=False, probes=PROBES):
     """The stages that are further than their bound from what is made of the ones before."""
-    steps = Steps(case.inputs(), case.tile, held, None, exact)
+    steps = of_probes(probes)(case.inputs(), case.tile, held, None, exact)
     return [stage for stage in held if (np.abs(held[stage] - steps.made(stage).value) > steps.bound(stage)).any()]
 
 
+#: What both kernels are asked: their probes, and a case with every stage.
+EITHER = pytest.mark.parametrize(
+    ("probes", "line"),
+    [(PROBES, BUSY), (FORWARD_PROBES, BUSY.replace("N=37", "N=37,C=32"))],
+    ids=["kda_chunk", "kda_forward"],
+)
+EITHER_STAGE = pytest.mark.parametrize(
+    ("probes", "line", "stage"),
+    [
+        pytest.param(probes, line, probe.stage, id=f"{name}-{probe.stage}")
+        for name, probes, line in (
+            ("kda_chunk", PROBES, BUSY),
+            ("kda_forward", FORWARD_PROBES, BUSY.replace("N=37", "N=37,C=32")),
+        )
+        for probe in probes
+    ],
+)
+
+
+def largest(array):
+    """The place of the largest number that is made."""
+    return np.unravel_index(np.nanargmax(np.abs(array)), array.shape)
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_another_order_of_additions_is_within_the_bounds(dtype):
-    case, held = held_by(Backwards(format_named(dtype)), f"{BUSY},dtype={dtype}")
-    assert beyond(case, held) == []
-    assert {"M", "A_qk", "W S", "o", "S"} <= set(beyond(case, held, exact=True)) | {"A_qk"}
+@EITHER
+def test_another_order_of_additions_is_within_the_bounds(probes, line, dtype):
+    case, held = held_by(Backwards(format_named(dtype)), f"{line},dtype={dtype}", probes)
+    assert beyond(case, held, probes=probes) == []
+    off = set(beyond(case, held, exact=True, probes=probes))
+    assert {"M" if probes is PROBES else "L", "W S", "o", "S"} <= off
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -387,31 +482,31 @@ def test_a_rounding_may_go_the_other_way(dtype, stage):
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("stage", [probe.stage for probe in PROBES])
-def test_an_error_of_two_units_is_beyond_the_bounds(dtype, stage):
+@EITHER_STAGE
+def test_an_error_of_two_units_is_beyond_the_bounds(probes, line, stage, dtype):
     form = format_named(dtype)
-    case, held = held_by(Backwards(form), f"{BUSY},dtype={dtype}")
+    case, held = held_by(Backwards(form), f"{line},dtype={dtype}", probes)
     # A tile in the operand format may be off by one of its units; what stays in float32 is off by far less.
-    at = np.unravel_index(np.argmax(np.abs(held[stage])), held[stage].shape)
-    held[stage][at] *= 1 + 5 * form.unit_roundoff
-    assert stage in beyond(case, held)
+    held[stage][largest(held[stage])] *= 1 + 5 * form.unit_roundoff
+    assert stage in beyond(case, held, probes=probes)
 
 
-@pytest.mark.parametrize("stage", [probe.stage for probe in PROBES])
-def test_one_bit_is_beyond_what_an_exact_machine_may_do(stage):
-    case, held = held_by(Arithmetic(F32), BUSY + ",dtype=f32")
-    assert beyond(case, held, exact=True) == []
-    at = np.unravel_index(np.argmax(np.abs(held[stage])), held[stage].shape)
+@EITHER_STAGE
+def test_one_bit_is_beyond_what_an_exact_machine_may_do(probes, line, stage):
+    case, held = held_by(Arithmetic(F32), line + ",dtype=f32", probes)
+    assert beyond(case, held, exact=True, probes=probes) == []
+    at = largest(held[stage])
     held[stage][at] = np.nextafter(held[stage][at], np.float32(np.inf))
-    assert beyond(case, held, exact=True)[0] == stage
+    assert beyond(case, held, exact=True, probes=probes)[0] == stage
 
 
-def test_the_state_is_carried_where_no_probe_saw_it():
+@pytest.mark.parametrize("name", ["kda_chunk", "kda_forward"])
+def test_the_state_is_carried_where_no_probe_saw_it(name):
     case = Case.parse(BUSY).replace(dtype="f32")
-    made = implementation("kda_chunk")
+    made = implementation(name)
     seen = probed(made, case.inputs(), case.tile, "c", PLAIN)
     without = {stage: value for stage, value in seen.values.items() if stage not in ("S", "S at the start")}
-    steps = Steps(case.inputs(), case.tile, without, made.exp2("c"), True)
+    steps = steps_of(name)(case.inputs(), case.tile, without, made.exp2("c"), True)
     assert np.array_equal(steps.made("S at the start").value, seen.values["S at the start"])
     assert np.array_equal(steps.made("S").value, seen.values["S"])
 
@@ -519,9 +614,12 @@ def test_shapes_that_differ_are_told():
 def test_every_entry_of_the_kernel_names_a_stage_or_has_a_reason_not_to():
     stages = {*STEPS, GRID, LOOP}
     for mistake in CATALOGUE.values():
-        assert set(mistake.stages) <= stages
-        # No run has wrong outputs, or which stage is wrong hangs on a race.
-        silent = mistake.harmless or mistake.targets == ("cuda",) or "kernel" not in mistake.forms
-        refused = mistake.law.startswith(("contract.", "gate_domain."))
-        raises = mistake.name in ("inputs-overwritten", "kernel-cached-without-its-dtype")
-        assert bool(mistake.stages) != bool(silent or refused or raises), mistake.name
+        for form in ("kernel", "forward"):
+            if form in mistake.forms:
+                entry = mistake.of(form)
+                assert set(entry.stages) <= stages
+                # No run has wrong outputs, or which stage is wrong hangs on a race.
+                silent = mistake.harmless or mistake.targets == ("cuda",)
+                refused = mistake.law.startswith(("contract.", "gate_domain.", "operation."))
+                raises = mistake.name in ("inputs-overwritten", "kernel-cached-without-its-dtype")
+                assert bool(entry.stages) != bool(silent or refused or raises), mistake.name

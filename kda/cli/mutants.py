@@ -48,16 +48,16 @@ def mutants(
     import os
 
     from kda.mutation import plans
+    from kda.mutation.catalogue.mistake import form_in
     from kda.mutation.report import print_rows, write_rows
 
     if seeds < 1 or (workers is not None and workers < 1) or timeout < 1:
         raise Misused("--seeds, --workers and --timeout must be at least 1")
     name = {"kernel": DEFAULT_IMPLEMENTATION}.get(impl, impl)
     chosen, target = chosen_implementation(name, target)
-    form = {"mirror": "mirror", "ref_B": "reference"}.get(name, "kernel")
     try:
         if which == "catalogue":
-            plan = plans.plan_catalogue(form, target, range(seeds), names, name)
+            plan = plans.plan_catalogue(form_in(chosen), target, range(seeds), names, name)
         else:
             plan = plans.plan_generated(name, target, range(seeds), names)
     except LookupError as error:

@@ -33,6 +33,7 @@ RIGHT, WRONG = "within the budget", "outside the budget"
 
 #: How deep gates go, as a share of the domain, and whether a right launch refuses them.
 _DEPTHS = {0.89: COMPUTED, 0.91: COMPUTED, 1.001: REFUSED, 1.09: REFUSED, 1.11: REFUSED, 2.0: REFUSED, 10.0: REFUSED}
+_JUST_OUTSIDE = 1.001
 #: A gate of one token that is deep beyond doubt.
 _DEEP = 3.0
 _STEP = 0.25
@@ -54,7 +55,7 @@ def likely(seen: Behaviour, choice: TileChoice) -> list[tuple[Mistake, int]]:
     if not seen.departures:
         return []
     agreed = []
-    for name, signature in signatures(choice).items():
+    for name, signature in signatures(choice, _depth(_JUST_OUTSIDE) in seen.probes).items():
         if not signature.keys() <= set(seen.probes):
             continue
         same = [probe for probe in seen.probes if signature.get(probe) == seen.departures.get(probe)]
@@ -62,8 +63,11 @@ def likely(seen: Behaviour, choice: TileChoice) -> list[tuple[Mistake, int]]:
     return sorted(agreed, key=lambda one: -one[1])
 
 
-def signatures(choice: TileChoice) -> dict[str, dict[str, str]]:
-    """By the name of a mistake, the outcome of each probe that comes out otherwise than a right launch's."""
+def signatures(choice: TileChoice, bounded: bool = True) -> dict[str, dict[str, str]]:
+    """By the name of a mistake, the outcome of each probe that comes out otherwise than a right launch's.
+
+    bounded: whether the launch bounds its gates.
+    """
     every = [_depth(share) for share, right in _DEPTHS.items() if right == REFUSED]
     places = ["a deep gate in chunk 1", "a deep gate in batch 1", "a deep gate in head 1"]
     # One value-channel block after the other sums up what the last one left, which all but the first take for the gate.
@@ -75,7 +79,7 @@ def signatures(choice: TileChoice) -> dict[str, dict[str, str]]:
     # Infinities elsewhere are outside a domain that is still checked.
     computed = [f"{name} holds nan" for name in floats]
     computed += [f"{name} holds {value}" for name in ("q", "v", "initial_state") for value in (inf, -inf)]
-    computed += [f"k holds {value}" for value in (inf, -inf)]
+    computed += [f"k holds {value}" for value in (inf, -inf)] + ([] if bounded else [f"g holds {-inf}"])
     # Another q is another o, whose buffer is checked too; the compiled kernel checks channels, and no other size.
     fits = {"v": "BNH", "g": "BNH", "beta": "BNH", "initial_state": "BH"}
     stuck = {"g": ("DK",), "initial_state": ("DK", "DV")}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kda.implementations import implementation
 from kda.mutation.catalogue import CATALOGUE, Mistake
+from kda.mutation.catalogue.mistake import ORIGINALS
 from kda.mutation.mutant import mutant
 from kda.mutation.rewrite import Edit, Stale
 from kda.problem import Inputs, Outputs, Tile
@@ -36,7 +37,7 @@ _UNWRITTEN: dict[str, tuple[Edit, ...]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mistake of the catalogue, made in `ref_C_fast` or `ref_C`."""
+    """A mistake of the catalogue, made in `ref_C_fast`, `ref_C` or `ref_forward`."""
 
     mistake: Mistake
     function: Callable[..., Outputs]
@@ -50,21 +51,22 @@ class Candidate:
 
 
 @functools.cache
-def candidates() -> tuple[Candidate, ...]:
-    """Every mistake that changes something and can be made in the mirror: planted once in a process.
+def candidates(form: str = "mirror") -> tuple[Candidate, ...]:
+    """Every mistake that changes something and can be made in a mirror, `form` of ORIGINALS: planted once in a process.
 
     An entry whose place is gone from the mirror is left out.
     """
-    return tuple(made for mistake in CATALOGUE.values() if not mistake.harmless and (made := _planted(mistake)))
+    return tuple(made for mistake in CATALOGUE.values() if not mistake.harmless and (made := _planted(mistake, form)))
 
 
-def _planted(mistake: Mistake) -> Candidate | None:
-    mirror = implementation("mirror")
-    edits = {role: made for role, made in (("kernel", mistake.mirror), ("loops", mistake.loops)) if made}
-    for role, made in edits.items():
+def _planted(mistake: Mistake, form: str) -> Candidate | None:
+    mirror = implementation(ORIGINALS[form])
+    for role, edits in mistake.edits(form).items():
+        if not edits:
+            continue
         source = mirror.sources()[role]
         try:
-            rewritten = mutant(mistake.name, mistake.sentence, mirror, {role: (*made, *_UNWRITTEN[role])})
+            rewritten = mutant(mistake.name, mistake.sentence, mirror, {role: (*edits, *_UNWRITTEN[role])})
         except Stale:
             return None
         module = module_from_source(rewritten.sources[0][1], mistake.name, source.module.__package__ or "")

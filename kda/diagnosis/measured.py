@@ -28,6 +28,7 @@ from kda.formats import format_named
 from kda.kernels import compile as compiling
 from kda.mutation.campaign import CASE_SECONDS, CRASH, KILLED, SURVIVED, Row, Task, laws
 from kda.mutation.catalogue import CATALOGUE
+from kda.mutation.catalogue.mistake import form_in
 from kda.suite.finding import find
 from kda.suite.laws import Law, Subject
 from kda.suite.record import Record
@@ -52,13 +53,15 @@ REASONS = {
 class Measured(Row):
     """The row of a mutant, and what its report is worth.
 
-    stage: the first wrong one, "" where none was named; mistakes: those it was said to look like. same_bits: the probes
-    changed none of the kernel's. tokens, numbers: not zero in the reduced case, numbers by tensor; left: removals of
-    one number, token or sequence that fail as clearly (none where the case is as small as it gets). lines, width: of
-    the report; scripted: the exit status of the script with the mistake, and without. reporting: seconds from the first
-    failing example to the finished report. race: it does not fail every time.
+    form: of ORIGINALS, what the mistake was made in. stage: the first wrong one, "" where none was named; mistakes:
+    those it was said to look like. same_bits: the probes changed none of the kernel's. tokens, numbers: not zero in the
+    reduced case, numbers by tensor; left: removals of one number, token or sequence that fail as clearly (none where
+    the case is as small as it gets). lines, width: of the report; scripted: the exit status of the script with the
+    mistake, and without. reporting: seconds from the first failing example to the finished report. race: it does not
+    fail every time.
     """
 
+    form: str = "kernel"
     stage: str = ""
     mistakes: tuple[str, ...] = ()
     same_bits: bool = True
@@ -76,7 +79,7 @@ class Measured(Row):
     @property
     def right_stage(self) -> bool:
         """Whether it names what the catalogue says, or nothing where the catalogue names nothing."""
-        stages = CATALOGUE[self.name].stages
+        stages = CATALOGUE[self.name].of(self.form).stages
         return self.race or (self.stage in stages if stages else not self.stage)
 
     @property
@@ -156,6 +159,7 @@ def _row(
         seconds,
         str(seen.case),
         next(iter(str(report.error).splitlines()), ""),
+        form=form_in(subject.implementation),
         stage=(report.staged.stage or "") if report.staged is not None else "",
         mistakes=tuple(named),
         tokens=active_tokens(inputs),

@@ -1,8 +1,9 @@
 """Probes: what a kernel holds on its way from q, k, v to o, written out by statements that are put into its source.
 
-A probe stands before the first statement of the loop over chunks that reads its tile: it shows what the next step sees,
-however the tile was made. The kernel goes through its own launch and takes one more float32 output for each probe,
-`[blocks, B, H, chunks, rows, columns]`, so that every program writes to a place of its own, rows past N included.
+A probe stands before the first statement of the loop over chunks that reads its tile, once it was made: it shows what
+the next step sees, however the tile was made. The kernel goes through its own launch and takes one more float32 output
+for each probe, `[blocks, B, H, chunks, rows, columns]`, so that every program writes to a place of its own, rows past N
+included.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 from kda.implementations import Implementation, Memory
 from kda.mutation.rewrite import Place, filled, places
 from kda.problem import Inputs, Outputs, Sizes, Tile
+from kda.references.forward import SUB_CHUNK
 from kda.source import module_from_source
 
-__all__ = ["PROBES", "Probe", "Probed", "Unprobed", "probed", "with_probes"]
+__all__ = ["FORWARD_PROBES", "PROBES", "Probe", "Probed", "Unprobed", "probed", "probes_of", "with_probes"]
 
 
 class Unprobed(Exception):
@@ -30,8 +32,11 @@ class Unprobed(Exception):
 class Probe:
     """One tile that is written out: before which statement, and which element is the one of row r and column c.
 
-    tile: the buffer; rows, columns: its size, of C, DK, block_DV and 1. before: `gemm into X`, for a buffer that holds
-    one stage after another; the first statement that reads it where None. transposed: it is held column first.
+    tile: the buffer, "" for what is never in one (the loop over tokens that makes gamma has it); rows, columns: its
+    size, of C, DK, block_DV and 1. before: `gemm into X`, for a buffer that holds one stage after another; the first
+    statement that reads it where None. transposed: it is held column first.
+    border: "rows" or "keys": it is made in a loop over sub-chunks, for the rows behind each border or the keys before
+    it, C of them for each sub-chunk; "blocks": it has no block above the diagonal. What is not made is NaN.
     """
 
     stage: str
@@ -40,19 +45,18 @@ class Probe:
     columns: str
     before: str | None = None
     transposed: bool = False
+    border: str = ""
 
     def shape(self, sizes: Sizes, tile: Tile) -> tuple[int, int]:
         """Rows and columns."""
         of = {"C": tile.C, "DK": sizes.DK, "block_DV": tile.block_DV, "1": 1}
-        return of[self.rows], of[self.columns]
+        return of[self.rows] * (tile.C // SUB_CHUNK if self.border == "keys" else 1), of[self.columns]
 
 
-#: Of the loop over tokens that makes gamma, whose values never lie in a tile.
-_SCANNED = ("g", "gamma")
 #: At the end of a chunk.
 _END = "the end of the chunk"
 
-#: Every probe, in the order in which a kernel makes what it shows.
+#: Every probe of `kda_chunk`, in the order in which it makes what they show.
 PROBES: tuple[Probe, ...] = (
     Probe("q", "Q_s", "C", "DK"),
     Probe("k", "K_s", "C", "DK"),
@@ -78,6 +82,36 @@ PROBES: tuple[Probe, ...] = (
     Probe("k e^(gamma_C - gamma)", "Kp_s", "C", "DK", before="S_f"),
     Probe("S", "S_f", "DK", "block_DV", before=_END),
 )
+
+#: Those of `kda_forward`.
+FORWARD_PROBES: tuple[Probe, ...] = (
+    Probe("q", "Q_s", "C", "DK"),
+    Probe("k", "K_s", "C", "DK"),
+    Probe("v", "V_s", "C", "block_DV"),
+    Probe("beta", "beta_s", "C", "1"),
+    Probe("g", "G_s", "C", "DK"),
+    Probe("S at the start", "S_f", "DK", "block_DV"),
+    Probe("q e^gamma", "Qp_s", "C", "DK"),
+    Probe("e^gamma_C", "decay_s", "DK", "1"),
+    Probe("q since its border", "Qb_s", "C", "DK", before="A_f", border="rows"),
+    Probe("k since its border", "Kb_s", "C", "DK", before="M_f", border="rows"),
+    Probe("k to its border", "Kc_s", "C", "DK", before="M_f", border="keys"),
+    Probe("L", "Lt_s", "C", "C", transposed=True, border="blocks"),
+    Probe("A_qk", "A_s", "C", "C"),
+    Probe("W", "Kc_s", "C", "DK", before="WS_f"),
+    Probe("U", "U_s", "C", "block_DV"),
+    Probe("S_s", "S_s", "DK", "block_DV"),
+    Probe("W S", "WS_f", "C", "block_DV"),
+    Probe("V_tilde", "Vt_s", "C", "block_DV"),
+    Probe("o", "O_f", "C", "block_DV"),
+    Probe("k e^(gamma_C - gamma)", "Kc_s", "C", "DK", before="S_f"),
+    Probe("S", "S_f", "DK", "block_DV", before=_END),
+)
+
+
+def probes_of(function: str) -> tuple[Probe, ...]:
+    """The probes of a kernel, by the name of its function."""
+    return FORWARD_PROBES if function == "kda_forward" else PROBES
 
 
 @dataclass(frozen=True)
@@ -126,7 +160,7 @@ def probed(implementation: Implementation, inputs: Inputs, tile: Tile, target: s
     ran = np.zeros(programs, bool)
     for value in values.values():
         ran |= (value.view(np.int32) != _UNWRITTEN).any((-1, -2))
-    missing = tuple(probe.stage for probe in PROBES if probe not in found)
+    missing = tuple(probe.stage for probe in probes_of(source.function) if probe not in found)
     return Probed(result, values, ran, missing)
 
 
@@ -139,11 +173,14 @@ _UNWRITTEN = 0x7FC0BEEF
 def with_probes(text: str, function: str) -> tuple[str, tuple[Probe, ...]]:
     """The source of a kernel with every probe that finds its place, and those probes.
 
-    function: as `kda.kernels.chunk.kda_chunk` is one. Unprobed: its program is not of that form, or no probe does.
+    function: as `kda.kernels.chunk.kda_chunk` or `kda.kernels.forward.kda_forward` is one. Unprobed: its program is not
+    of that form, or no probe does.
     """
     tree = ast.parse(text)
+    # As text, an annotation would see the names that its function uses elsewhere, and no others.
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
     kernel = _Kernel(tree, function)
-    found = tuple(probe for probe in PROBES if kernel.put(probe))
+    found = tuple(probe for number, probe in enumerate(probes_of(function)) if kernel.put(probe, f"P_{number}"))
     kernel.finish()
     if not found:
         raise Unprobed(f"no probe finds its place in {function}")
@@ -157,7 +194,7 @@ class _Kernel:
         function = _one(_functions(tree.body, name), f"function {name}")
         self.on, self.DK, self.DV, self.C, self.block_DV, *_ = _names(function.args.args, 5, f"{name} has arguments")
         self.program = _one(_functions(function.body), f"program in {name}")
-        self.B, self.N, self.H = _sizes(self.program)
+        self.function = function
         self.G = _names(self.program.args.args, 4, "the program has arguments")[3]
         launch = _one([node for node in self.program.body if isinstance(node, ast.With)], f"launch in {name}")
         self.programs = self._programs(launch)
@@ -169,28 +206,56 @@ class _Kernel:
         self.loop = loop
         # What is read where is asked of the source as it was: probes read everything once more.
         self.body = list(loop.body)
-        self.before: dict[int, list[ast.stmt]] = {}
+        self.before: list[tuple[list[ast.stmt], int, list[ast.stmt]]] = []
 
     def _programs(self, launch: ast.With) -> str:
-        """The indices of a program, block, batch and head: a launch says which is which by the extents of its grid."""
+        """The indices of a program, block, batch and head, by the grid: three axes, or one that counts all of them."""
         item = launch.items[0]
         call, names = item.context_expr, item.optional_vars
-        if not (isinstance(call, ast.Call) and isinstance(names, ast.Tuple) and len(call.args) == len(names.elts) == 3):
-            raise Unprobed(f"the launch is `{ast.unparse(item)}`; expected three axes: blocks, heads, batches")
-        by_extent = {ast.unparse(a): ast.unparse(n) for a, n in zip(call.args, names.elts, strict=True)}
-        if self.B not in by_extent or self.H not in by_extent:
-            raise Unprobed(f"the grid is {', '.join(by_extent)}; expected {self.H} and {self.B} among its extents")
-        batch, head = by_extent.pop(self.B), by_extent.pop(self.H)
+        if isinstance(call, ast.Call) and isinstance(names, ast.Tuple) and len(call.args) == len(names.elts) == 3:
+            return self._of_axes(call.args, names.elts)
+        if isinstance(call, ast.Call) and isinstance(names, ast.Name) and len(call.args) == 1:
+            return self._of_product(call.args[0], names.id)
+        raise Unprobed(f"the launch is `{ast.unparse(item)}`; expected three axes: blocks, heads, batches")
+
+    def _of_axes(self, extents: Sequence[ast.expr], names: Sequence[ast.expr]) -> str:
+        """A launch says which axis is which by the extents of its grid."""
+        B, _, H, _ = _axes(self.program, 0, 4)
+        by_extent = {ast.unparse(a): ast.unparse(n) for a, n in zip(extents, names, strict=True)}
+        if B not in by_extent or H not in by_extent:
+            raise Unprobed(f"the grid is {', '.join(by_extent)}; expected {H} and {B} among its extents")
+        batch, head = by_extent.pop(B), by_extent.pop(H)
         return ", ".join((*by_extent.values(), batch, head))
 
-    def put(self, probe: Probe) -> bool:
+    def _of_product(self, extent: ast.expr, place: str) -> str:
+        """The first factor of an extent is counted the fastest; heads are an axis of v, blocks are made of block_DV."""
+        factors = list(_factors(extent))
+        _, heads, _ = _axes(self.program, 2, 3)
+        at = {}
+        for number, factor in enumerate(factors):
+            before = "".join(f" // ({ast.unparse(f)})" for f in factors[:number])
+            kind = "head" if ast.unparse(factor) == heads else "block" if self._counts_blocks(factor) else "sequence"
+            at[kind] = f"{place}{before}" + (f" % ({ast.unparse(factor)})" if number < len(factors) - 1 else "")
+        if len(factors) != 3 or len(at) != 3:
+            raise Unprobed(f"the grid is {ast.unparse(extent)}; expected a product of blocks, {heads} and sequences")
+        return f"{at['block']}, {at['sequence']}, {at['head']}"
+
+    def _counts_blocks(self, extent: ast.expr) -> bool:
+        made = {ast.unparse(s.targets[0]): s.value for s in self.function.body if isinstance(s, ast.Assign)}
+        return _mentions(made.get(ast.unparse(extent), extent), self.block_DV)
+
+    def put(self, probe: Probe, name: str) -> bool:
         """Put one probe in; whether it found its place."""
-        name = f"P_{PROBES.index(probe)}"
         index = f"{name}[{self.programs}, {self.chunk}"
-        done = self._put_scanned(probe, index) if probe.stage in _SCANNED else self._put_tile(probe, index)
+        if probe.tile:
+            done = (self._put_at_border if probe.border in ("rows", "keys") else self._put_tile)(probe, index)
+        else:
+            done = self._put_scanned(probe, index)
         if done:
-            shape = f"[({self.DV} + {self.block_DV} - 1) // {self.block_DV}, {self.B}, {self.H}, "
-            shape += f"T.ceildiv({self.N}, {self.C}), {self._size(probe.rows)}, {self._size(probe.columns)}]"
+            rows = self._size(probe.rows) + (f" * ({self.C} // {SUB_CHUNK})" if probe.border == "keys" else "")
+            shape = (
+                f"[({self.DV} + {self.block_DV} - 1) // {self.block_DV}, *P_sizes, {rows}, {self._size(probe.columns)}]"
+            )
             annotation = ast.parse(f"T.Tensor({shape}, 'float32')", mode="eval").body
             self.program.args.args.append(ast.arg(name, annotation))
         return done
@@ -210,14 +275,45 @@ class _Kernel:
             extents = f"{self._size(probe.rows)}, {self._size(probe.columns)}"
             loop, place = f"for p_r, p_c in {self.on}.parallel({extents})", f"{index}, p_r, p_c]"
             element = f"{probe.tile}[{row}, {column}]"
-        made = filled(f"{loop}:\n    {place} = T.Cast('float32', {element})", {})
-        self.before.setdefault(at, []).extend(made)
+        made = f"{place} = T.Cast('float32', {element})"
+        if probe.border == "blocks":
+            made = f"if p_c // {SUB_CHUNK} <= p_r // {SUB_CHUNK}:\n        {made}"
+        self.before.append((self.loop.body, at, filled(f"{loop}:\n    {made}", {})))
+        return True
+
+    def _put_at_border(self, probe: Probe, index: str) -> bool:
+        """Before the product that takes it, in the loop over sub-chunks."""
+        found = [
+            (loop.target.id, loop.body, at)
+            for statement in self.body
+            for loop in ast.walk(statement)
+            if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name)
+            for at, inner in enumerate(loop.body)
+            if isinstance(inner, ast.Expr) and _multiplies(inner, probe.tile, probe.before or "")
+        ]
+        if len(found) != 1:
+            return False
+        ((block, body, at),) = found
+        rows, columns = str(SUB_CHUNK) if probe.border == "rows" else self.C, self._size(probe.columns)
+        first = f"{block} * {SUB_CHUNK if probe.border == 'rows' else self.C}"
+        inside = "True" if probe.border == "rows" else f"p_r < {block} * {SUB_CHUNK}"
+        made = filled(
+            f"for p_r, p_c in {self.on}.parallel({rows}, {columns}):\n"
+            f"    if {inside}:\n"
+            f"        {index}, {first} + p_r, p_c] = T.Cast('float32', {probe.tile}[p_r, p_c])",
+            {},
+        )
+        self.before.append((body, at, made))
         return True
 
     def finish(self) -> None:
-        """Put the statements that have been collected into the loop."""
-        numbered = enumerate((*self.body, None))
-        self.loop.body = [s for i, statement in numbered for s in (*self.before.get(i, ()), statement) if s]
+        """Put the statements that have been collected into their loops, and the probes' sizes before the program."""
+        for body in {id(body): body for body, _, _ in self.before}.values():
+            here = [(at, made) for owner, at, made in self.before if owner is body]
+            numbered = list(enumerate((*body, None)))
+            body[:] = [s for i, old in numbered for s in (*(n for at, made in here if at == i for n in made), old) if s]
+        at = self.function.body.index(self.program)
+        self.function.body[at:at] = filled("P_sizes = T.dynamic('P_B, P_H, P_chunks')", {})
 
     def _place(self, probe: Probe) -> int | None:
         """The number of the statement of the loop before which a probe stands."""
@@ -228,10 +324,13 @@ class _Kernel:
         if probe.before is not None:
             into = [i for i, s in enumerate(self.body) if _multiplies(s, probe.tile, probe.before)]
             return into[0] if len(into) == 1 else None
-        reader = next((i for i, s in enumerate(self.body) if _reads(s, probe.tile)), 0)
-        # A statement that makes a tile and goes on with it leaves no place in between. The state is there from before.
-        made = probe.stage == "S at the start" or any(_writes(s, probe.tile) for s in self.body[:reader])
-        return reader if made else None
+        # The state is there from before. A statement that makes a tile and goes on with it leaves no place in between.
+        made = -1
+        if probe.stage != "S at the start":
+            made = next((i for i, s in enumerate(self.body) if _writes(s, probe.tile)), len(self.body))
+            if made < len(self.body) and _reads(self.body[made], probe.tile):
+                return None
+        return next((i for i, s in enumerate(self.body) if i > made and _reads(s, probe.tile)), None)
 
     def _put_scanned(self, probe: Probe, index: str) -> bool:
         """The gate and its running sum, at the statement that writes e^gamma: `Ep_s[r, d] = exp2(gamma[0] ...)`."""
@@ -274,13 +373,21 @@ def _names(arguments: Sequence[ast.arg], least: int, what: str) -> list[str]:
     return [argument.arg for argument in arguments]
 
 
-def _sizes(program: ast.FunctionDef) -> list[str]:
-    """The names of B, N and H, from the first argument: `T.Tensor([B, N, H, DK], ...)`."""
-    first = program.args.args[0].annotation if program.args.args else None
-    shape = first.args[0] if isinstance(first, ast.Call) and first.args else None
-    if not isinstance(shape, ast.List) or len(shape.elts) != 4:
-        raise Unprobed("the program's first argument is no tensor [B, N, H, DK]")
-    return [ast.unparse(size) for size in shape.elts[:3]]
+def _axes(program: ast.FunctionDef, number: int, rank: int) -> list[str]:
+    """The names of the axes of one argument: `T.Tensor([B, N, H, DK], ...)`."""
+    annotation = program.args.args[number].annotation if number < len(program.args.args) else None
+    shape = annotation.args[0] if isinstance(annotation, ast.Call) and annotation.args else None
+    if not isinstance(shape, ast.List) or len(shape.elts) != rank:
+        raise Unprobed(f"argument {number} of the program is no tensor of rank {rank}")
+    return [ast.unparse(size) for size in shape.elts]
+
+
+def _factors(product: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+        yield from _factors(product.left)
+        yield from _factors(product.right)
+    else:
+        yield product
 
 
 def _calls(node: ast.AST | None, *methods: str) -> bool:
@@ -306,6 +413,8 @@ def _written(statement: ast.stmt) -> Iterator[ast.AST]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             at = _WRITTEN.get(node.func.attr)
             target = node.args[at] if at is not None and at < len(node.args) else None
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            target = node.value.args[-1] if node.value.args else None  # a macro, which writes to its last argument
         elif isinstance(node, ast.Assign):
             target = node.targets[0]
         if isinstance(target, ast.Subscript):
@@ -330,7 +439,7 @@ def _multiplies(statement: ast.stmt, factor: str, into: str) -> bool:
     return any(
         isinstance(node, ast.Call)
         and len(node.args) > 2
-        and _mentions(node.args[0], factor)
+        and any(_mentions(argument, factor) for argument in node.args[:2])
         and _mentions(node.args[2], into)
         for node in ast.walk(statement)
         if _calls(node, "gemm")

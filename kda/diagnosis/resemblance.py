@@ -162,7 +162,9 @@ def _by_outputs(wrong: Wrong) -> Resemblance:
             return Resemblance()
     except Exception:  # inputs that no reference takes, or a failure that does not repeat
         return Resemblance()
-    compared = sorted(filter(None, (_compared(c, one) for c in candidates())), key=lambda c: c.distance)
+    # What forms decays pair by pair is `kda_forward` or like it, and takes gates that `kda_chunk` cannot.
+    made_in = candidates("forward_mirror" if wrong.subject.support.pairs else "mirror")
+    compared = sorted(filter(None, (_compared(c, one) for c in made_in)), key=lambda c: c.distance)
     further = _further(wrong)
     matching = [made for made in compared if made.matches]
     nearest = compared[:NEAREST]

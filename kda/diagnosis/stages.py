@@ -15,10 +15,11 @@ import numpy as np
 from kda.diagnosis.described import described
 from kda.diagnosis.layout import WIDTH
 from kda.diagnosis.probes import Probed, Unprobed, probed
-from kda.diagnosis.steps import STEPS, Steps
+from kda.diagnosis.steps import STEPS, Steps, steps_of
 from kda.diagnosis.wrong import Wrong
 from kda.numerics.compare import errors
 from kda.references._layout import heads_first
+from kda.references.forward import SUB_CHUNK
 
 __all__ = ["GRID", "LOOP", "ORDER", "At", "StageCheck", "Staged", "first_wrong_stage"]
 
@@ -137,9 +138,14 @@ class Staged:
         assert self.stage is not None
         at = self.at
         value_channel = at.block * self.block_DV + at.column
+        if self.stage == "e^gamma_C":
+            return f"key channel {at.row}"
         if self.stage in _STATES:
             return f"key channel {at.row}, value channel {value_channel}"
         start = self.chunk * self.C
+        if self.stage == "k to its border":
+            border, token = divmod(at.row, self.C)
+            return f"row {token} (token {start + token}) for token {start + border * SUB_CHUNK}, channel {at.column}"
         row = f"row {at.row} (token {start + at.row})"
         if self.stage in _PAIRS:
             return f"{row}, column {at.column} (token {start + at.column})"
@@ -165,7 +171,8 @@ def first_wrong_stage(wrong: Wrong) -> Staged:
         return Staged(None, why=str(error), instead=tuple(described(wrong)))
     exact = subject.implementation.exact_mirror(subject.target, tile.dtype)
     exp2 = subject.implementation.exp2(subject.target) if subject.implementation.mirrored else None
-    checks = tuple(_checks(wrong, seen, Steps(run.inputs, tile, seen.values, exp2, exact)))
+    made = steps_of(subject.implementation.sources()["kernel"].function)
+    checks = tuple(_checks(wrong, seen, made(run.inputs, tile, seen.values, exp2, exact)))
     same_bits = seen.outputs.equals(wrong.got)
     first = next((check for check in checks if check.wrong.any()), None)
     if first is None:

@@ -15,8 +15,9 @@ from kda.formats import F32
 from kda.problem import Inputs, Tile
 from kda.references._layout import heads_first
 from kda.references.arithmetic import Arithmetic, Exp2, exp2_correctly_rounded
+from kda.references.forward import SUB_CHUNK
 
-__all__ = ["STEPS", "Made", "Steps"]
+__all__ = ["STEPS", "ForwardSteps", "Made", "Steps", "steps_of"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Made:
 
 
 class Steps:
-    """The steps of one run: inputs, tile, and `held`, what the kernel held, stage to `[blocks, B, H, chunks, r, c]`.
+    """The steps of one run of `kda_chunk`.
 
-    What it held of a stage that was not probed is what the mirror makes of the stages before. exact: the machine adds
-    as the mirror does, so that every bound is 0.
+    held: what the kernel held, stage to `[blocks, B, H, chunks, rows, columns]`; of a stage that was not probed, what
+    the mirror makes of the stages before. exact: the machine adds as the mirror does, so that every bound is 0.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Steps:
             cut = {stage: value[:, :, :, chunk : chunk + 1] for stage, value in self._held.items()}
             cut["S at the start"] = starts[-1]
             rows = slice(chunk * self.tile.C, (chunk + 1) * self.tile.C)
-            one = Steps(self.inputs.tokens(rows.start, rows.stop), self.tile, cut, self._machine.exp2, self.exact)
+            one = type(self)(self.inputs.tokens(rows.start, rows.stop), self.tile, cut, self._machine.exp2, self.exact)
             starts.append(one.made("S").value)
         return Made(np.concatenate(starts, axis=3))
 
@@ -248,7 +249,105 @@ def _turned(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(-1, -2)
 
 
-#: Every stage, in the order in which a kernel makes them, and the step that makes it.
+class ForwardSteps(Steps):
+    """The steps of one run of `kda_forward`, where no tile holds a sum of gates: each is made where it is used."""
+
+    def _exp_of_gamma(self) -> np.ndarray:
+        return self._machine.exp(np.cumsum(self.held("g"), axis=-2, dtype=np.float32))
+
+    def _q_e_gamma(self) -> Made:
+        return self._single(self._machine.op(self.held("q") * self._exp_of_gamma()), rounded=True)
+
+    def _e_gamma_C(self) -> Made:
+        return self._single(_turned(self._exp_of_gamma()[..., -1:, :]))
+
+    # Across a border: what is not made is NaN, as it is where no probe wrote.
+
+    @property
+    def _borders(self) -> range:
+        return range(SUB_CHUNK, self.tile.C, SUB_CHUNK)
+
+    def _q_since_its_border(self) -> Made:
+        return self._since("q")
+
+    def _k_since_its_border(self) -> Made:
+        return self._since("k")
+
+    def _since(self, name: str) -> Made:
+        x, g = self.held(name), self.held("g")
+        value = np.full_like(x, np.nan)
+        for b in self._borders:
+            rows = slice(b, b + SUB_CHUNK)
+            since = self._machine.exp(np.cumsum(g[..., rows, :], axis=-2, dtype=np.float32))
+            value[..., rows, :] = self._machine.op(x[..., rows, :] * since)
+        return self._single(value, rounded=True)
+
+    def _k_to_its_border(self) -> Made:
+        k = self.held("k")
+        value = np.full((*k.shape[:-2], k.shape[-2] // SUB_CHUNK, *k.shape[-2:]), np.nan, np.float32)
+        for b in self._borders:
+            value[..., b // SUB_CHUNK, :b, :] = self._carried_to(b)
+        return self._single(value.reshape(*k.shape[:-2], -1, k.shape[-1]), rounded=True)
+
+    def _carried_to(self, border: int) -> np.ndarray:
+        k, g = self.held("k")[..., :border, :], self.held("g")[..., :border, :]
+        total = np.zeros_like(g)
+        total[..., :-1, :] = np.cumsum(g[..., :0:-1, :], axis=-2, dtype=np.float32)[..., ::-1, :]
+        return self._machine.op(k * self._machine.exp(total))
+
+    # M and A_qk: pair by pair inside a sub-chunk, products across a border.
+
+    def _L(self) -> Made:
+        i, j = self._tokens
+        M, beta = self._of_pairs("k"), _turned(self.held("beta"))
+        value = np.where(j < i, beta * M.value, np.float32(0))
+        value[..., j // SUB_CHUNK > i // SUB_CHUNK] = np.nan
+        return Made(value, np.where(j < i, np.abs(beta) * M.size, 0), M.terms + 1)
+
+    def _A_qk(self) -> Made:
+        i, j = self._tokens
+        made = self._of_pairs("q")
+        value = self._machine.op(np.where(j <= i, made.value, np.float32(0)))
+        return Made(value, np.where(j <= i, made.size, 0), made.terms, rounded=True)
+
+    def _of_pairs(self, name: str) -> Made:
+        x, k, g = self.held(name), self.held("k"), self.held("g")
+        C = self.tile.C
+        value = np.zeros((*x.shape[:-1], C), np.float32)
+        size = np.zeros(value.shape)
+        for b in range(0, C, SUB_CHUNK):
+            rows = slice(b, b + SUB_CHUNK)
+            total = np.zeros((*x.shape[:-2], SUB_CHUNK, x.shape[-1]), np.float32)  # of the keys of this sub-chunk
+            for i in range(SUB_CHUNK):
+                total[..., :i, :] += g[..., None, b + i, :]
+                decayed = k[..., rows, :] * self._machine.exp(total)
+                at = (..., slice(b + i, b + i + 1), rows)
+                row = self._product(x[..., b + i : b + i + 1, :], _turned(decayed))
+                value[at], size[at] = row.value, row.size
+            if b:
+                carried = self.held("k to its border")[..., b // SUB_CHUNK * C :, :][..., :b, :]
+                across = self._product(self.held(f"{name} since its border")[..., rows, :], _turned(carried))
+                value[..., rows, :b], size[..., rows, :b] = across.value, across.size
+        return Made(value, size, x.shape[-1])
+
+    def _W(self) -> Made:
+        made = self._solved(self.held("k") * self._exp_of_gamma())
+        return Made(self._machine.op(made.value), made.size, made.terms, rounded=True)
+
+    def _k_to_the_end(self) -> Made:
+        return self._single(self._carried_to(self.tile.C), rounded=True)
+
+    def _S(self) -> Made:
+        decayed = self._single(self.held("e^gamma_C") * self.held("S at the start"))
+        return self._product(_turned(self.held("k e^(gamma_C - gamma)")), self.held("V_tilde"), decayed)
+
+
+def steps_of(function: str) -> type[Steps]:
+    """The steps of a kernel, by the name of its function."""
+    return ForwardSteps if function == "kda_forward" else Steps
+
+
+#: Every stage of either kernel, in the order in which they are made, and the step that makes it.
 STEPS: dict[str, str] = {
     "q": "_q",
     "k": "_k",
@@ -262,6 +361,10 @@ STEPS: dict[str, str] = {
     "k e^gamma": "_k_e_gamma",
     "k e^-gamma": "_k_e_minus_gamma",
     "q e^gamma": "_q_e_gamma",
+    "e^gamma_C": "_e_gamma_C",
+    "q since its border": "_q_since_its_border",
+    "k since its border": "_k_since_its_border",
+    "k to its border": "_k_to_its_border",
     "M": "_M",
     "L": "_L",
     "A_qk": "_A_qk",

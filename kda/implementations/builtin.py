@@ -422,6 +422,14 @@ class _TileLang(TorchImplementation):
             launch.compiling = modules["compile"]  # type: ignore[attr-defined]
         return type(self)(program, launch)
 
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
+        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
+        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
+        made = copy.copy(self)
+        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
+        return made
+
     def exact_mirror(self, target: str, dtype: Format) -> bool:
         # Tensor cores add in another order; float32 operands do not go through them.
         return target == "c" or dtype is F32
@@ -446,14 +454,6 @@ class KdaChunk(_TileLang):
     def support(self, target: str, dtype: Format) -> Support:
         return _kernel_support(self._tiles(target, dtype), dtype)
 
-    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
-        # A launch of its own, as the one it has, whose kernels are called with `outputs` after their other arguments.
-        launch: Any = module_from_source(inspect.getsource(self._launch), "launch", "kda.kernels")
-        launch.compiling = _WithOutputs(self._launch.compiling, outputs)
-        made = copy.copy(self)
-        made._program, made._own_launch = getattr(kernel, self.sources()["kernel"].function), launch
-        return made
-
 
 class KdaForward(_TileLang):
     """`kda_forward`, the kernel for any gate in TileLang, on the CPU or on CUDA."""
@@ -470,10 +470,29 @@ class KdaForward(_TileLang):
 
     def operations(self) -> tuple[OperationImplementation, ...]:
         from kda.implementations.operation import Hopper, Portable
+        from kda.implementations.program import Program
 
-        # The engines run the kernel that is here; of an edited or rewritten one they know nothing.
-        edited = self._program is not None or self._own_launch is not None
-        return () if edited else (Portable(), Hopper())
+        # The engines run the kernel that is here; an edited or rewritten one runs without them.
+        if self._program is not None:
+            return (Program(self._program),)
+        return (Portable(), Hopper()) if self._own_launch is None else ()
+
+    def sources(self) -> Mapping[str, Source]:
+        from kda.kernels import prologue
+
+        return {**super().sources(), "prologue": Source(prologue, "normalise")}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        if "prologue" not in modules:
+            return super().rewritten(modules)
+        from kda.kernels import prologue
+
+        # A program of its own, which calls what was rewritten.
+        source = self.sources()["kernel"]
+        kernel = modules.get("kernel") or module_from_source(source.text, "forward", source.module.__package__ or "")
+        for name in prologue.__all__:
+            setattr(kernel, name, getattr(modules["prologue"], name))
+        return super().rewritten({**modules, "kernel": kernel})
 
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pebble import ProcessExpired, ProcessPool
 
 from kda.case import Case
-from kda.formats import format_named
+from kda.formats import Format, format_named
 from kda.mutation.mutant import Mutant
+from kda.operation_support import FormChoice
 from kda.support import TileChoice
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Task:
 
     shrink: for how many of the seeds the failing case is shrunk, which takes longer than finding it. original: what the
     unmutated source lowers to, by dtype (fingerprints of `Row`): where a mutant lowers to the same, nothing is tried.
+    call: the form of the calls that laws of the operation are asked for; every one that its engine has where None.
     """
 
     mutant: Mutant
@@ -68,6 +70,7 @@ class Task:
     tile: TileChoice = TILE
     shrink: int = 3
     original: Mapping[str, str] = field(default_factory=dict)
+    call: FormChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Row:
 
 
 def searches_of_everything() -> tuple[Search, ...]:
-    """Every law, in an order that finds most mistakes early: the references and the mirror first.
+    """Every law of a kernel, in an order that finds most mistakes early: the references and the mirror first.
 
     In float32, whose budget is the smallest, then in the narrow formats: a rounding that is left out shows in one of
     them (bfloat16 has no type of its own on the CPU, float16 has).
@@ -102,7 +105,8 @@ def searches_of_everything() -> tuple[Search, ...]:
     first = ("kernel.matches_reference_A", "kernel.is_exact_on_the_lattice", "kernel.matches_its_mirror")
     early = [Search(law, dtype, 200) for dtype in ("f32", "f16", "bf16") for law in first]
     early.insert(len(first), Search("machine.no_index_leaves_its_tile", "f32", 40))
-    late = [Search(law, dtype, 25) for law in sorted(laws()) for dtype in ("f32", "f16") if law not in first]
+    rest = [name for name, law in sorted(laws().items()) if law.diagnosed and name not in first]
+    late = [Search(law, dtype, 25) for law in rest for dtype in ("f32", "f16")]
     # What no law has seen by now may be a matter of rare inputs: the mirror is the sharpest.
     deep = [Search("kernel.matches_its_mirror", dtype, 500) for dtype in ("f32", "f16")]
     return (*early, *late, *deep)
@@ -195,6 +199,8 @@ class _Planted:
             return None  # what computes the operation around a kernel does not run a mutant of it
         if law.of and self.implementation.name.partition("~")[0] not in law.of:
             return None
+        if not law.diagnosed:
+            return self._calling(law, dtype)
         subject = Subject(self.implementation, self.task.target, dtype)
         try:
             subject.support  # noqa: B018
@@ -208,6 +214,24 @@ class _Planted:
         elif not law.needs(subject):
             return None
         return law, subject, hiding.cases(law, subject) if hiding else None
+
+    def _calling(self, law: Law, dtype: Format) -> tuple[Law, Any, Any] | None:
+        """What a law of the operation looks at: the first engine around the implementation."""
+        from kda.implementations.program import Program
+
+        found: list[Any] = [s for s in law.subjects(self.implementation, self.task.target) if s.dtype == dtype]
+        if not found:
+            return None
+        subject = found[0]
+        if self.task.call is not None and isinstance(subject.engine, Program):
+            subject = replace(subject, engine=subject.engine.of(self.task.call))
+            started = time.perf_counter()
+            try:
+                subject.engine.prepare(self.task.target, dtype)
+            except Exception as error:
+                raise _Refused(_in_a_line(error)) from error
+            self._seconds += time.perf_counter() - started
+        return law, subject, None
 
     def _differs(self, tile: TileChoice, dtype: str) -> bool:
         """Compile for `tile`; whether what comes out is anything else than what the original lowers to."""

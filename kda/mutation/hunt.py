@@ -73,7 +73,7 @@ def hunt(
     if found is None:
         return Hunt(None, record.cases, None, "", time.perf_counter() - started)
     case, error = found.case, found.error
-    if shrink and strategy is None:
+    if shrink and strategy is None and law.diagnosed:
         if found.steady:
             case, error = smaller_failure(law, subject, case, error, record, watch)
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from kda.formats import F16
 from kda.kernels.compile import CUDA_PASSES, Target, tilelang
+from kda.kernels.launch import CHUNK, FORWARD
 from kda.mutation.operators import Generated
 from kda.problem import Tile
 from kda.source import module_from_source
@@ -55,8 +56,10 @@ def _program(source: str, function: str, target: Target, tile: Tile, DK: int, DV
     tilelang()
     from kda.kernels.dialect import CpuDialect, CudaDialect, Dialect, threads_for
 
-    on: Dialect
-    on = CpuDialect(tile.dtype) if target == "c" else CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK))
+    rows = FORWARD.rows if function == FORWARD.name else CHUNK.rows
+    on: Dialect = CpuDialect(tile.dtype)
+    if target == "cuda":
+        on = CudaDialect(tile.dtype, tile.threads or threads_for(tile, DK, rows))
     stages = 0 if target == "c" else tile.num_stages
     module = module_from_source(source, f"{function} rewritten")
     with _quiet():

@@ -46,13 +46,14 @@ def task_of(mistake: Mistake, form: str, target: str, seeds: Sequence[int], orig
     """What looks at an entry of the catalogue: the law expected to catch it. Stale where its place is gone."""
     dtype = "f64" if form == "reference" else mistake.dtype
     searches = (Search(mistake.law, dtype, MOST),)
-    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), mistake.tile or SMALLEST_TILE)
+    tile = mistake.of(form).tile or SMALLEST_TILE
+    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), tile, call=mistake.forward.call)
 
 
 def plan_catalogue(
     form: str, target: str, seeds: Sequence[int], names: Iterable[str] = (), original: str | None = None
 ) -> Plan:
-    """The entries of the catalogue that can be made in `form` ("kernel", "mirror" or "reference") on `target`.
+    """The entries of the catalogue that can be made in `form` (one of ORIGINALS) on `target`.
 
     names: only these; original: the kernel they are made in, where it is not ours. LookupError: no such entry there.
     """

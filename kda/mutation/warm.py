@@ -13,7 +13,13 @@ from importlib import import_module  # noqa: E402
 from kda.kernels import compile as compiling  # noqa: E402
 from kda.mutation import campaign  # noqa: E402
 
-for module in ("kda.implementations.builtin", "kda.kernels.chunk", "kda.kernels.launch", "kda.mutation.hunt"):
+for module in (
+    "kda.implementations.builtin",
+    "kda.kernels.chunk",
+    "kda.kernels.forward",
+    "kda.kernels.launch",
+    "kda.mutation.hunt",
+):
     import_module(module)
 
 # A mutant runs for a second: compiling it is what costs. The bits are the same, for nothing here relaxes arithmetic.

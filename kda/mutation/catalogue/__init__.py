@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import chain
 
 from kda.mutation.catalogue.beta import BETA
+from kda.mutation.catalogue.borders import BORDERS
+from kda.mutation.catalogue.calls import CALLS
 from kda.mutation.catalogue.cuda import CUDA
 from kda.mutation.catalogue.decays import DECAYS
 from kda.mutation.catalogue.indices import INDICES
@@ -25,5 +27,6 @@ __all__ = ["CATALOGUE", "Mistake"]
 
 #: Every entry, by name.
 CATALOGUE: dict[str, Mistake] = {
-    mistake.name: mistake for mistake in chain(BETA, MASKS, SOLVE, DECAYS, STATE, INDICES, PRECISION, LAUNCH, CUDA)
+    mistake.name: mistake
+    for mistake in chain(BETA, MASKS, SOLVE, DECAYS, BORDERS, STATE, INDICES, PRECISION, LAUNCH, CALLS, CUDA)
 }

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import RHS, RHS_U, RHS_W, SOLVED, SOLVED_U, SOLVED_W, WRITES_L
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import (
+    FORWARD_RHS_W,
+    FORWARD_SOLVED_W,
+    L_ACROSS,
+    L_INSIDE,
+    RHS,
+    RHS_U,
+    RHS_W,
+    SOLVED,
+    SOLVED_U,
+    SOLVED_W,
+    WRITES_L,
+)
 from kda.mutation.rewrite import Edit
 
 __all__ = ["BETA"]
@@ -18,7 +30,29 @@ _BETA_FIRST_MIRROR = (
     Edit("the right-hand sides", RHS, "X = be[..., None] * np.concatenate([Kc * Ep, Vc], axis=-1)"),
     Edit("beta on the solution", SOLVED, ""),
 )
+_BETA_FIRST_FORWARD = (
+    Edit(
+        "the right-hand side of W",
+        FORWARD_RHS_W,
+        "x[_r] = beta_s[_r] * (T.Cast(ACCUM, K_s[_r, _c]) * T.exp2(total[0] * LOG2_E))",
+    ),
+    _BETA_FIRST_KERNEL[1],
+    Edit("beta on the solution for W", FORWARD_SOLVED_W, "Kc_s[_r, _c] = on.round(x[_r])"),
+    _BETA_FIRST_KERNEL[3],
+)
 _BETA_C_KERNEL = (Edit("beta in L", "beta_s[_j] * M_f[_i, _j]", "beta_s[_i] * M_f[_i, _j]", WRITES_L),)
+_BETA_C_FORWARD = (
+    Edit(
+        "beta in L inside a sub-chunk",
+        "T.if_then_else(_j < _i, beta_s[_j] * m[_r], 0.0)",
+        "T.if_then_else(_j < _i, beta_s[_i] * m[_r], 0.0)",
+    ),
+    Edit(
+        "beta in L across a border",
+        "Lt_s[_j, _i] = beta_s[_j] * M_f[_r, _j]",
+        "Lt_s[_j, _i] = beta_s[_i] * M_f[_r, _j]",
+    ),
+)
 _BETA_C_MIRROR = (Edit("beta in L", "be[..., None, :] * M", "be[..., :, None] * M"),)
 
 BETA = (
@@ -29,6 +63,7 @@ BETA = (
         stage="W",
         kernel=_BETA_FIRST_KERNEL,
         mirror=_BETA_FIRST_MIRROR,
+        forward=InForward(("mirror",), kernel=_BETA_FIRST_FORWARD),
         tokens=2,
         hidden_by=("equal betas",),
     ),
@@ -39,6 +74,7 @@ BETA = (
         stage="L",
         kernel=_BETA_C_KERNEL,
         mirror=_BETA_C_MIRROR,
+        forward=InForward(("mirror",), kernel=_BETA_C_FORWARD),
         tokens=2,
         hidden_by=("equal betas",),
     ),
@@ -65,6 +101,7 @@ BETA = (
                 "X = np.concatenate([X[..., :sizes.DK], be[..., None] * X[..., sizes.DK:]], axis=-1)",
             ),
         ),
+        forward=InForward(("mirror",), kernel=(_BETA_FIRST_FORWARD[0], _BETA_FIRST_FORWARD[2])),
         hidden_by=("equal betas",),
         tokens=2,
     ),
@@ -75,6 +112,7 @@ BETA = (
         stage="W",
         kernel=_BETA_FIRST_KERNEL[:2],
         mirror=_BETA_FIRST_MIRROR[:1],
+        forward=InForward(("mirror",), kernel=_BETA_FIRST_FORWARD[:2]),
     ),
     Mistake(
         "beta-dropped-from-L",
@@ -83,6 +121,13 @@ BETA = (
         stage="L",
         kernel=(Edit("beta in L", "beta_s[_j] * M_f[_i, _j]", "M_f[_i, _j]", WRITES_L),),
         mirror=(Edit("beta in L", "be[..., None, :] * M", "M"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit("beta in L inside a sub-chunk", L_INSIDE, "m[_i]"),
+                Edit("beta in L across a border", L_ACROSS, "M_f[_i, _j]"),
+            ),
+        ),
         tokens=3,
     ),
     Mistake(
@@ -98,6 +143,7 @@ BETA = (
                 "X = np.concatenate([X[..., :sizes.DK], be[..., None] * X[..., sizes.DK:]], axis=-1)",
             ),
         ),
+        forward=InForward(("mirror",), kernel=(_BETA_FIRST_FORWARD[2],)),
         tokens=2,
     ),
     Mistake(
@@ -113,6 +159,7 @@ BETA = (
                 "X = np.concatenate([be[..., None] * X[..., :sizes.DK], X[..., sizes.DK:]], axis=-1)",
             ),
         ),
+        forward=InForward(("kernel", "mirror")),
         tokens=2,
     ),
     Mistake(
@@ -121,6 +168,7 @@ BETA = (
         "article 3.2",
         kernel=(*_BETA_FIRST_KERNEL, *_BETA_C_KERNEL),
         mirror=(*_BETA_FIRST_MIRROR, *_BETA_C_MIRROR),
+        forward=InForward(("mirror",), kernel=(*_BETA_FIRST_FORWARD, *_BETA_C_FORWARD)),
         harmless="diag(beta) (I + M diag(beta))^-1 = (I + diag(beta) M)^-1 diag(beta): it is the same matrix (3.2)",
     ),
 )

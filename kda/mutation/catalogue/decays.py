@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import KD, KM, KP, QP, RHS, RHS_W
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import FORWARD_QP, FORWARD_RHS_W, KD, KM, KP, QP, RHS, RHS_W
 from kda.mutation.rewrite import Edit
 
 __all__ = ["DECAYS"]
@@ -16,6 +16,9 @@ DECAYS = (
         stage="q e^gamma",
         kernel=(Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]))"),),
         mirror=(Edit("q e^gamma", "Qp = op(Qc * Ep)", "Qp = op(Qc)"),),
+        forward=InForward(
+            ("mirror",), kernel=(Edit("q e^gamma", FORWARD_QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]))"),)
+        ),
     ),
     Mistake(
         "Q-weighted-twice",
@@ -26,6 +29,10 @@ DECAYS = (
             Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]) * Ep_s[_r, _d] * Ep_s[_r, _d])"),
         ),
         mirror=(Edit("q e^gamma", "Qp = op(Qc * Ep)", "Qp = op(Qc * Ep * Ep)"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(Edit("q e^gamma", "T.exp2(_e)", "T.exp2(_e) * T.exp2(_e)", FORWARD_QP),),
+        ),
     ),
     Mistake(
         "K-in-place-before-e-gamma",
@@ -71,6 +78,17 @@ DECAYS = (
             ),
         ),
         mirror=(Edit("the right-hand side of W", RHS, "X = np.concatenate([op(Kc * Ep) * Ep, Vc], axis=-1)"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit(
+                    "the right-hand side of W",
+                    FORWARD_RHS_W,
+                    "x[_r] = T.Cast(ACCUM, on.round(T.Cast(ACCUM, K_s[_r, _c]) * T.exp2(total[0] * LOG2_E)))"
+                    " * T.exp2(total[0] * LOG2_E)",
+                ),
+            ),
+        ),
     ),
     Mistake(
         "K-in-place-before-the-state",
@@ -132,6 +150,17 @@ DECAYS = (
         stage="k e^(gamma_C - gamma)",
         kernel=(Edit("k e^(gamma_C - gamma)", KD, "Kp_s[_r, _d] = on.round(T.Cast(ACCUM, K_s[_r, _d]))"),),
         mirror=(Edit("k e^(gamma_C - gamma)", "Kd = op(_k)", "Kd = op(Kc)"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit(
+                    "the last use of Kc_s",
+                    "_carry_keys(*_a)\non.gemm(Kc_s, Vt_s, S_f, transpose_A=True)",
+                    "on.gemm(K_s, Vt_s, S_f, transpose_A=True)",
+                ),
+            ),
+            stage="S",
+        ),
         tokens=2,
     ),
     Mistake(

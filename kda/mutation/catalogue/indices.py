@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import QP
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import FORWARD_QP, QP
 from kda.mutation.rewrite import Edit
 
 __all__ = ["INDICES"]
+
+#: Where kda_forward takes the gate as it is.
+_LOG_GATE = "G_s[_r, _d] = T.if_then_else(_r < left, T.Cast(ACCUM, _g), 0.0)"
 
 INDICES = (
     Mistake(
@@ -16,6 +19,16 @@ INDICES = (
         stage="g",
         kernel=(Edit("the gate that is read", "G[bb, s0 + _r, bh, _d]", "G[bb, s0 + _r, 0, _d]"),),
         loops=(Edit("the gate that is read", "inputs.g[b, rows, h]", "inputs.g[b, rows, 0]"),),
+        forward=InForward(
+            kernel=(Edit("the gate that is read", "G[first + _r, hv, _d]", "G[first + _r, 0, _d]", _LOG_GATE),),
+            mirror=(
+                Edit(
+                    "the gate that is read",
+                    "(inputs.g, inputs.beta)",
+                    "(np.broadcast_to(inputs.g[:, :, :1], inputs.g.shape), inputs.beta)",
+                ),
+            ),
+        ),
         members=2,
         hidden_by=("one head",),
     ),
@@ -26,6 +39,16 @@ INDICES = (
         stage="beta",
         kernel=(Edit("the beta that is read", "Beta[bb, s0 + _r, bh]", "Beta[bb, s0 + _r, 0]"),),
         loops=(Edit("the beta that is read", "inputs.beta[b, rows, h]", "inputs.beta[b, rows, 0]"),),
+        forward=InForward(
+            kernel=(Edit("the beta that is read", "Beta[first + _r, hv]", "Beta[first + _r, 0]"),),
+            mirror=(
+                Edit(
+                    "the beta that is read",
+                    "(inputs.g, inputs.beta)",
+                    "(inputs.g, np.broadcast_to(inputs.beta[:, :, :1], inputs.beta.shape))",
+                ),
+            ),
+        ),
         members=2,
         hidden_by=("one head",),
     ),
@@ -48,6 +71,16 @@ INDICES = (
                 "S = inputs.state()[0, h, :, dv].astype(accum)",
             ),
         ),
+        forward=InForward(
+            kernel=(Edit("where the state is set", "S_0[s, hv, _d, dv0 + _j]", "S_0[0, hv, _d, dv0 + _j]"),),
+            mirror=(
+                Edit(
+                    "where the state is set",
+                    "inputs.state().astype(accum)",
+                    "np.broadcast_to(inputs.state()[:1], inputs.state().shape).astype(accum)",
+                ),
+            ),
+        ),
         members=2,
         hidden_by=("one batch",),
     ),
@@ -58,6 +91,22 @@ INDICES = (
         stage="v",
         kernel=(Edit("the load of v", "V[bb, _t, bh, _j]", "V[bh % B, _t, bb % H, _j]"),),
         loops=(Edit("the load of v", "inputs.v[b, rows, h, dv]", "inputs.v[h % sizes.B, rows, b % sizes.H, dv]"),),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the load of v",
+                    "V[first + _r, hv, _j]",
+                    "V[hv % sequences * length + s0 + _r, s % HV, _j]",
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "the load of v",
+                    "q, k, v = _x",
+                    "q, k, v = _x\nv = v[np.arange(sizes.H) % sizes.B, np.arange(sizes.B)[:, None] % sizes.H]",
+                ),
+            ),
+        ),
         members=2,
         hidden_by=("one batch and one head",),
     ),
@@ -78,6 +127,23 @@ INDICES = (
                 "where the state is set",
                 "S = state[b, h, :, dv].astype(accum)",
                 "at = b * sizes.B + h\nS = inputs.state()[at // sizes.H % sizes.B, at % sizes.H, :, dv].astype(accum)",
+            ),
+        ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "where the state is set",
+                    "S_0[s, hv, _d, dv0 + _j]",
+                    "S_0[(s * sequences + hv) // HV % sequences, (s * sequences + hv) % HV, _d, dv0 + _j]",
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "where the state is set",
+                    "S = inputs.state().astype(accum)",
+                    "at = np.arange(sizes.B)[:, None] * sizes.B + np.arange(sizes.H)\n"
+                    "S = inputs.state()[at // sizes.H % sizes.B, at % sizes.H].astype(accum)",
+                ),
             ),
         ),
         hidden_by=("one batch",),
@@ -104,6 +170,22 @@ INDICES = (
                 "op(inputs.k[b].reshape(-1, sizes.DK)[h * sizes.N + np.arange(rows.start, rows.stop)])",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the load of k",
+                    "K[first + _r, hk, _d]",
+                    "K[start + (hk * length + s0 + _r) // H, (hk * length + s0 + _r) % H, _d]",
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "the load of k",
+                    "q, k, v = _x",
+                    "q, k, v = _x\nk = whole(op(inputs.k.reshape(sizes.B, sizes.H, sizes.N, sizes.DK)))",
+                ),
+            ),
+        ),
         tokens=2,
         members=2,
         hidden_by=("one head",),
@@ -115,6 +197,10 @@ INDICES = (
         stage="v",
         kernel=(Edit("the load of v", "V[bb, _t, bh, dv0:dv0 + block_DV]", "V[bb, _t, bh, 0:block_DV]"),),
         loops=(Edit("the load of v", "inputs.v[b, rows, h, dv]", "inputs.v[b, rows, h, :dv.stop - dv.start]"),),
+        forward=InForward(
+            kernel=(Edit("the load of v", "V[first + _r, hv, dv0 + _j]", "V[first + _r, hv, _j]"),),
+            mirror=(Edit("the load of v", "q, k, v = _x", "q, k, v = _x\nv = v[..., np.arange(sizes.DV) % block_DV]"),),
+        ),
         hidden_by=("one block of value channels",),
     ),
     Mistake(
@@ -126,6 +212,14 @@ INDICES = (
         loops=(
             Edit(
                 "the store of o", "o[b, rows, h, dv]", "o[b, rows, h, :dv.stop - dv.start]", "o[b, rows, h, dv] = o_c"
+            ),
+        ),
+        forward=InForward(
+            kernel=(Edit("the store of o", "O[first + _r, hv, dv0 + _j]", "O[first + _r, hv, _j]"),),
+            mirror=(
+                Edit(
+                    "the store of o", "o[:, :, real] = _o", "o[:, :, real, :block_DV] = o_c[:, :, tokens, -block_DV:]"
+                ),
             ),
         ),
         hidden_by=("one block of value channels",),
@@ -143,6 +237,16 @@ INDICES = (
                 "inputs.state()[b, h, :, :dv.stop - dv.start].astype(accum)",
             ),
         ),
+        forward=InForward(
+            kernel=(Edit("where the state is set", "S_0[s, hv, _d, dv0 + _j]", "S_0[s, hv, _d, _j]"),),
+            mirror=(
+                Edit(
+                    "where the state is set",
+                    "inputs.state().astype(accum)",
+                    "inputs.state()[..., np.arange(sizes.DV) % block_DV].astype(accum)",
+                ),
+            ),
+        ),
         hidden_by=("one block of value channels", "no initial state"),
     ),
     Mistake(
@@ -155,6 +259,16 @@ INDICES = (
         ),
         loops=(
             Edit("the store of the final state", "state[b, h, :, dv] = S", "state[b, h, :, :dv.stop - dv.start] = S"),
+        ),
+        forward=InForward(
+            kernel=(Edit("the store of the final state", "S_N[s, hv, _d, dv0 + _j] = _s", "S_N[s, hv, _d, _j] = _s"),),
+            mirror=(
+                Edit(
+                    "the store of the final state",
+                    "S.astype(np.float64)",
+                    "np.append(S[..., -block_DV:], np.nan * S[..., block_DV:], axis=-1).astype(np.float64)",
+                ),
+            ),
         ),
         hidden_by=("one block of value channels",),
     ),
@@ -169,6 +283,22 @@ INDICES = (
                 "the grid",
                 'chunks(sizes.DV, block_DV, "block_DV")',
                 'chunks(min(sizes.DK, sizes.DV), block_DV, "block_DV")',
+            ),
+        ),
+        forward=InForward(
+            kernel=(Edit("the grid", "T.ceildiv(DV, block_DV)", "T.ceildiv(DK + 0 * DV, block_DV)"),),
+            mirror=(
+                Edit(
+                    "the store of o",
+                    "o[:, :, real] = _o",
+                    "o[:, :, real, :-(-sizes.DK // block_DV) * block_DV] = "
+                    "o_c[:, :, tokens, :-(-sizes.DK // block_DV) * block_DV]",
+                ),
+                Edit(
+                    "the store of the final state",
+                    "S.astype(np.float64)",
+                    "np.where(np.arange(sizes.DV) < -(-sizes.DK // block_DV) * block_DV, S, np.nan).astype(np.float64)",
+                ),
             ),
         ),
         hidden_by=("DK = DV",),
@@ -186,6 +316,16 @@ INDICES = (
                 "enumerate([r for r in chunks(sizes.N, C) if r.start % 64 == 0])",
             ),
         ),
+        forward=InForward(
+            kernel=(Edit("the head of the loop", "s0 = i_s * C", "s0 = i_s * 64"),),
+            mirror=(
+                Edit(
+                    "the rows of a chunk",
+                    "enumerate(chunks(q.shape[2], C))",
+                    "enumerate([r for r in chunks(q.shape[2], C) if r.start % 64 == 0])",
+                ),
+            ),
+        ),
         tokens=17,
         hidden_by=("one chunk",),
     ),
@@ -200,6 +340,16 @@ INDICES = (
                 "the rows of a chunk",
                 "enumerate(chunks(sizes.N, C))",
                 "enumerate([r for r in chunks(sizes.N, C) if r.start < 96])",
+            ),
+        ),
+        forward=InForward(
+            kernel=(Edit("the loop over chunks", "T.ceildiv(tokens, C)", "T.ceildiv(T.min(tokens, 96), C)"),),
+            mirror=(
+                Edit(
+                    "the rows of a chunk",
+                    "enumerate(chunks(q.shape[2], C))",
+                    "enumerate([r for r in chunks(q.shape[2], C) if r.start < 96])",
+                ),
             ),
         ),
         tokens=97,
@@ -226,6 +376,24 @@ INDICES = (
                 "o[min(b + 1, sizes.B - 1), past, h, dv] = 0",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the store of o",
+                    "if _r < left:\n    O[first + _r, hv, _j] = _o",
+                    "O[(first + _r) % N, hv, _j] = _o",
+                ),
+            ),
+            # What the sequences after it do not overwrite: the last one's rows, from the first token of the first on.
+            mirror=(
+                Edit(
+                    "o",
+                    "np.moveaxis(o, 1, 2)",
+                    "np.where(np.arange(sizes.B * sizes.N).reshape(sizes.B, sizes.N, 1, 1) < -sizes.N % C, 0, "
+                    "np.moveaxis(o, 1, 2))",
+                ),
+            ),
+        ),
         hidden_by=("full chunks alone",),
     ),
     Mistake(
@@ -247,6 +415,18 @@ INDICES = (
                 "o[:, :, rows] = o_c\no[:, :, -1] *= sizes.N % C == 0",
             ),
         ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the store of o",
+                    "if _r < left:\n    O[first + _r, hv, _j] = _o",
+                    "O[first + T.min(_r, left - 1), hv, _j] = _o",
+                ),
+            ),
+            mirror=(
+                Edit("the store of o", "o[:, :, real] = _o", "o[:, :, real] = _o\no[:, :, -1] *= sizes.N % C == 0"),
+            ),
+        ),
         targets=("c",),  # on CUDA the lanes race for that row
         hidden_by=("full chunks alone",),
     ),
@@ -263,6 +443,10 @@ INDICES = (
                 "o[:, :, rows] = o_c\no[:, :, -1] = np.nan",
             ),
         ),
+        forward=InForward(
+            kernel=(Edit("the mask of the store", "_r < left", "_r < left - 1", "if _c:\n    O[_, _, _] = _"),),
+            mirror=(Edit("the store of o", "o[:, :, real] = _o", "o[:, :, real] = _o\no[:, :, -1] = np.nan"),),
+        ),
     ),
     Mistake(
         "inputs-overwritten",
@@ -273,6 +457,15 @@ INDICES = (
                 "the prefix sum",
                 "Em_s[_r, _d] = T.exp2(_x)",
                 "Em_s[_r, _d] = T.exp2(_x)\nif s0 + _r < N:\n    G[bb, s0 + _r, bh, _d] = gamma[0]",
+            ),
+        ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "gamma",
+                    FORWARD_QP,
+                    FORWARD_QP + "\nif _r < left:\n    G[first + _r, hv, _d] = total[0]",
+                ),
             ),
         ),
         law="machine.inputs_stay_untouched",
@@ -288,6 +481,17 @@ INDICES = (
             Edit("q e^gamma", QP, "Qp_s[_r, _d] = on.round(T.Cast(ACCUM, Q_s[_r, _d]) * Ep_s[_r, _d] * DK ** -0.5)"),
         ),
         mirror=(Edit("q e^gamma", "Qp = op(Qc * Ep)", "Qp = op(Qc * Ep * np.float32(sizes.DK ** -0.5))"),),
+        forward=InForward(
+            kernel=(Edit("the store of o", "on.round(scale * _o)", "on.round(scale * DK ** -0.5 * _o)"),),
+            mirror=(
+                Edit(
+                    "the store of o",
+                    "gemm(A_c, Vt_c, acc_o)",
+                    "np.float32(sizes.DK ** -0.5) * gemm(A_c, Vt_c, acc_o)",
+                ),
+            ),
+            stage="o as stored",
+        ),
     ),
     Mistake(
         "gate-in-linear-space",
@@ -304,6 +508,23 @@ INDICES = (
                 "the gate that is read",
                 "heads_first(inputs.g).astype(accum)",
                 "np.log(np.maximum(1 + heads_first(inputs.g), 0.001)).astype(accum)",
+            ),
+        ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the gate that is read",
+                    "T.Cast(ACCUM, G[first + _r, hv, _d])",
+                    "T.log(T.max(1.0 + T.Cast(ACCUM, G[first + _r, hv, _d]), 0.001))",
+                    _LOG_GATE,
+                ),
+            ),
+            mirror=(
+                Edit(
+                    "the gate that is read",
+                    "(inputs.g, inputs.beta)",
+                    "(np.log(np.maximum(1 + inputs.g, 0.001)), inputs.beta)",
+                ),
             ),
         ),
     ),

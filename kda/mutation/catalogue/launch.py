@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
+from kda.mutation.catalogue.mistake import InForward, Mistake
 from kda.mutation.rewrite import Edit
 
 __all__ = ["LAUNCH"]
@@ -40,6 +40,7 @@ LAUNCH = (
                 function="_dense",
             ),
         ),
+        forward=InForward(("launch",)),
         law="machine.strided_views_are_as_good_as_contiguous",
         members=2,
     ),
@@ -59,6 +60,7 @@ LAUNCH = (
             ),
             Edit("a global", "MAX_CHANNELS = 128", "MAX_CHANNELS = 128\nBY_SIZE = {}", function=""),
         ),
+        forward=InForward(("launch",)),
         law="machine.formats_may_alternate_in_one_process",
     ),
     Mistake(
@@ -74,6 +76,7 @@ LAUNCH = (
                 function="_run",
             ),
         ),
+        forward=InForward(("launch",)),
     ),
     Mistake(
         "gate-domain-unchecked",
@@ -128,6 +131,7 @@ LAUNCH = (
         launch=(
             Edit("the check of the sign of the gate", "if highest['g'] > 0:\n    _check", "", function="_check_values"),
         ),
+        forward=InForward(("launch",)),
         law="contract.one_thing_wrong_is_refused",
     ),
     Mistake(
@@ -142,6 +146,7 @@ LAUNCH = (
                 function="_check_values",
             ),
         ),
+        forward=InForward(("launch",)),
         law="contract.one_thing_wrong_is_refused",
     ),
     Mistake(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import WRITES_A, WRITES_L
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import GUARDED, WRITES_A, WRITES_L
 from kda.mutation.rewrite import Edit
 
 __all__ = ["MASKS"]
@@ -15,6 +15,7 @@ MASKS = (
         "article 4.5 (4)",
         kernel=(Edit("the strict mask on L", "_j < _i", "_j <= _i", WRITES_L),),
         mirror=(Edit("the strict mask on L", "j < i", "j <= i", "L = _"),),
+        forward=InForward(("mirror",), kernel=(Edit("the strict mask on L", "_j < _b + _i", "_j <= _b + _i"),)),
         harmless="the substitution reads L[r, j] for j < r alone: row r takes x[j] of earlier rows, never its own",
     ),
     Mistake(
@@ -41,6 +42,29 @@ MASKS = (
             ),
         ),
         reference=(Edit("the strict mask on M", "range(c)", "range(c + 1)", "for i in range(c):\n    M[c, i] = _"),),
+        forward=InForward(
+            kernel=(
+                Edit("the strict mask on L", "_j < _b + _i", "_j <= _b + _i"),
+                Edit(
+                    "the substitution",
+                    "for _j in on.steps(R):\n    for _r in on.steps(R - 1 - _j):\n        x[_n * R + _j + 1 + _r] = _x",
+                    "for _j in on.steps(R):\n"
+                    "    for _r in on.steps(R - _j):\n"
+                    "        x[_n * R + _j + _r] = ("
+                    "x[_n * R + _j + _r] - Lt_s[_n * R + _j, _n * R + _j + _r] * x[_n * R + _j])",
+                ),
+            ),
+            mirror=(
+                Edit("the strict mask on L", "j < i", "j <= i", "L = _"),
+                Edit(
+                    "the substitution",
+                    "for s in range(length - 1):\n    X[..., s + 1:, :] -= _",
+                    "for s in range(length):\n"
+                    "    X[..., s, :] -= L[..., s, s, None] * X[..., s, :]\n"
+                    "    X[..., s + 1:, :] -= L[..., s + 1:, s, None] * X[..., s, None, :]",
+                ),
+            ),
+        ),
     ),
     Mistake(
         "A_qk-without-diagonal",
@@ -49,6 +73,7 @@ MASKS = (
         stage="A_qk",
         kernel=(Edit("the mask on A_qk", "_j <= _i", "_j < _i", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "j <= i", "j < i", "A_qk = np.where(_, _, _)"),),
+        forward=InForward(("mirror",), kernel=(Edit("the mask on A_qk", "_j <= _b + _i", "_j < _b + _i"),)),
     ),
     Mistake(
         "both-masks-transposed",
@@ -63,6 +88,14 @@ MASKS = (
             Edit("the strict mask on L", "j < i", "i < j", "L = _"),
             Edit("the mask on A_qk", "j <= i", "i <= j", "A_qk = np.where(_, _, _)"),
         ),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit("the pairs that are made", GUARDED, "_pair"),
+                Edit("the strict mask on L", "_j < _b + _i", "_b + _i < _j"),
+                Edit("the mask on A_qk", "_j <= _b + _i", "_b + _i <= _j"),
+            ),
+        ),
         tokens=2,
     ),
     Mistake(
@@ -72,6 +105,13 @@ MASKS = (
         stage="A_qk",
         kernel=(Edit("the mask on A_qk", "T.if_then_else(_j <= _i, _a, 0.0)", "_a", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "A_qk = np.where(_m, _a, _)", "A_qk = _a"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit("the pairs that are made", GUARDED, "_pair"),
+                Edit("the mask on A_qk", "T.if_then_else(_j <= _i, a[_r], 0.0)", "a[_r]"),
+            ),
+        ),
         tokens=2,
     ),
     Mistake(
@@ -81,6 +121,13 @@ MASKS = (
         stage="A_qk",
         kernel=(Edit("the mask on A_qk", "_j <= _i", "_j <= _i + 1", WRITES_A),),
         mirror=(Edit("the mask on A_qk", "j <= i", "j <= i + 1", "A_qk = np.where(_, _, _)"),),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit("the pairs that are made", GUARDED, "if _b + _i + 1 >= _j:\n    _pair"),
+                Edit("the mask on A_qk", "_j <= _b + _i", "_j <= _b + _i + 1"),
+            ),
+        ),
         law="time.the_future_does_not_change_the_past",
         tokens=2,
     ),

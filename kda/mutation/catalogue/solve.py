@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kda.mutation.catalogue.mistake import Mistake
-from kda.mutation.catalogue.places import RHS, RHS_LOOPS
+from kda.mutation.catalogue.mistake import InForward, Mistake
+from kda.mutation.catalogue.places import RHS, RHS_LOOPS, SUBSTITUTED, substitution
 from kda.mutation.rewrite import Edit
 from kda.support import TileChoice
 
@@ -109,6 +109,10 @@ SOLVE = (
                 "X[..., s + 2:, :] -= L[..., s + 2:, s, None] * _x",
             ),
         ),
+        forward=InForward(
+            ("mirror",),
+            kernel=substitution(SUBSTITUTED, "x[_a] = x[_a] - T.if_then_else(_a > _j + 1, Lt_s[_j, _a] * x[_j], 0.0)"),
+        ),
         tokens=2,
     ),
     Mistake(
@@ -130,6 +134,10 @@ SOLVE = (
                 "X[..., s + 1:C - 1, :] -= L[..., s + 1:C - 1, s, None] * _x",
             ),
         ),
+        forward=InForward(
+            ("mirror",),
+            kernel=substitution(SUBSTITUTED, "x[_a] = x[_a] - T.if_then_else(_a < C - 1, Lt_s[_j, _a] * x[_j], 0.0)"),
+        ),
         tokens=16,
     ),
     Mistake(
@@ -139,6 +147,7 @@ SOLVE = (
         stage="W",
         kernel=(Edit("the substitution", "x[_a] - Lt_s[_j, _a] * x[_j]", "x[_a] + Lt_s[_j, _a] * x[_j]"),),
         mirror=(Edit("the substitution", "X[..., s + 1:, :] -= _x", "X[..., s + 1:, :] += _x"),),
+        forward=InForward(("mirror",), kernel=substitution(SUBSTITUTED, "x[_a] = x[_a] + Lt_s[_j, _a] * x[_j]")),
         tokens=2,
     ),
     Mistake(
@@ -148,6 +157,7 @@ SOLVE = (
         stage="W",
         kernel=(Edit("the substitution", "x[_a] = x[_a] - Lt_s[_j, _a] * x[_j]", "x[_a] = x[_a]"),),
         mirror=(Edit("the substitution", "X[..., s + 1:, :] -= _x", "X[..., s + 1:, :] -= 0 * _x"),),
+        forward=InForward(("mirror",), kernel=substitution(SUBSTITUTED, "x[_a] = x[_a]")),
         tokens=2,
     ),
     Mistake(
@@ -175,6 +185,20 @@ SOLVE = (
                 "the substitution",
                 "L[..., s + 1:, s, None] * X[..., s, None, :]",
                 "L[..., s + 1:, s, None] * R[..., s, None, :]",
+            ),
+        ),
+        forward=InForward(
+            ("mirror",),
+            kernel=(
+                Edit(
+                    "x", "x = T.alloc_local([C], ACCUM)", "x = T.alloc_local([C], ACCUM)\ny = T.alloc_local([C], ACCUM)"
+                ),
+                Edit(
+                    "the solve",
+                    "for _n in on.steps(C // R):\n    _substitution",
+                    "for r in on.steps(C):\n    y[r] = x[r]\nfor _n in on.steps(C // R):\n    _substitution",
+                ),
+                *substitution(SUBSTITUTED, "x[_a] = x[_a] - Lt_s[_j, _a] * y[_j]"),
             ),
         ),
         tokens=3,
@@ -207,6 +231,23 @@ SOLVE = (
                 RHS_LOOPS,
                 "for_W, for_U = np.arange(sizes.DK) % width, np.arange(width) % sizes.DK\n"
                 "X = np.concatenate([Vc[:, for_W], (Kc * Ep)[:, for_U]], axis=1)",
+            ),
+        ),
+        forward=InForward(
+            kernel=(
+                Edit(
+                    "the right-hand sides",
+                    "for _r in on.steps(C):\n    total[0] = _t\n    x[_r] = _x",
+                    "for _r in on.steps(C):\n    x[_r] = T.Cast(ACCUM, V_s[_r, col % block_DV])",
+                ),
+                Edit(
+                    "the right-hand side of U",
+                    "for _r in on.steps(C):\n    x[_r] = T.Cast(ACCUM, V_s[_r, _v - DK])",
+                    "total[0] = 0.0\n"
+                    "for _r in on.steps(C):\n"
+                    "    total[0] = total[0] + G_s[_r, (_v - DK) % DK]\n"
+                    "    x[_r] = T.Cast(ACCUM, K_s[_r, (_v - DK) % DK]) * T.exp2(total[0] * LOG2_E)",
+                ),
             ),
         ),
     ),
