@@ -384,7 +384,7 @@ def test_the_profile_in_ci_is_gate(project, environment, profile):
 @pytest.mark.parametrize(
     ("options", "impl", "says"),
     [
-        ((), "nosuch.thing", "implementation 'nosuch.thing' is unknown; installed are kda_chunk, kda_forward, kda_hopper"),
+        ((), "nosuch.thing", "implementation 'nosuch.thing' is unknown; installed are kda_chunk, kda_forward"),
         ((), "nosuch.py:Right", "implementation 'nosuch.py:Right': there is no file nosuch.py"),
         ((), "subjects.py:NoSuch", "implementation 'subjects.py:NoSuch': subjects.py has no 'NoSuch'"),
         ((), "subjects.py:not_one", "is a int; expected a kda.implementations.Implementation"),
