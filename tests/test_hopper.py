@@ -23,7 +23,7 @@ FORMS = (
 HALF = (228 << 10) // 2 - 1024
 
 #: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 operands, 2 scores,
-#: 3 scatter, 4 solve, 5 the merge to 32, 6 and 7 the two products of the merge to 64, 8 A, 9 W and U, 10 stores.
+#: 3 scatter, 4 solve, 5 the merge to 32, 6 and 7 the two products of the merge to 64, 8 A, 9 W, 10 stores.
 LIVES = {
     "Qg_s": (0, 10),
     "Kg_s": (0, 10),
@@ -31,7 +31,6 @@ LIVES = {
     "X32": (1, 2),
     "X16": (1, 2),
     "X8": (1, 2),
-    "V_s": (3, 9),
     "Ke_s": (3, 9),
     "Aqk_s": (3, 10),
     "M_s": (3, 5),
@@ -40,12 +39,11 @@ LIVES = {
     "T16_s": (5, 5),
     "T32_s": (6.5, 7),  # the first product waits before it is written, and so does the second in float32
     "A21_s": (7.5, 9),
-    "A_s": (8, 9),
+    "A_s": (8, 10),
     "W_s": (10, 10),
-    "U_s": (10, 10),
 }
 #: With bf16 the merge to 64 may be done twice, the first time on the tensor cores, which do not wait before they write.
-LIVES_BF16 = {**LIVES, "M32_s": (3, 7), "A21_s": (7, 9)}
+LIVES_BF16 = {"M32_s": (3, 7), "A21_s": (7, 9)}
 
 
 @dataclass(frozen=True)
@@ -63,29 +61,26 @@ def lowered(program, passes):
         return lower_with_context(program, context).kernel_source
 
 
-@functools.cache
-def source(which, form, width=64):
+def program(which, form, width):
     compiling.tilelang()
     from kda.kernels.hopper.prep import prep
     from kda.kernels.hopper.walk import walk_narrow, walk_wide
 
     if which == "prep":
-        return lowered(prep(form, width == 64), launching.PASSES)
-    return lowered(walk_wide(form) if width == 64 else walk_narrow(form, width), launching.WALK_PASSES)
+        return prep(form)
+    return walk_wide(form) if width == 64 else walk_narrow(form, width)
+
+
+@functools.cache
+def source(which, form, width=64):
+    return lowered(program(which, form, width), launching.PASSES if which == "prep" else launching.WALK_PASSES)
 
 
 def tiles(which, form, width=64):
     """The shared-memory tiles of a program, by the offsets in its source and the sizes in its allocations."""
+    made = program(which, form, width)
     from tilelang import tvm
 
-    compiling.tilelang()
-    from kda.kernels.hopper.prep import prep
-    from kda.kernels.hopper.walk import walk_narrow, walk_wide
-
-    if which == "prep":
-        program = prep(form, width == 64)
-    else:
-        program = walk_wide(form) if width == 64 else walk_narrow(form, width)
     sizes = {}
 
     def visit(node):
@@ -95,7 +90,7 @@ def tiles(which, form, width=64):
                     elements = functools.reduce(lambda a, b: a * int(b), buffer.shape, 1)
                     sizes[buffer.name] = elements * tvm.DataType(buffer.dtype).bits // 8
 
-    tvm.tirx.stmt_functor.post_order_visit(program.body, visit)
+    tvm.tirx.stmt_functor.post_order_visit(made.body, visit)
     at = re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", source(which, form, width))
     return {name: Buffer(int(start), int(start) + sizes[name]) for name, start in at}
 
@@ -104,11 +99,10 @@ def overlap(a, b):
     return a.start < b.stop and b.start < a.stop
 
 
-@pytest.mark.parametrize("width", [64, 16])
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "packed", "raw"])
-def test_tiles_of_prep_that_live_at_the_same_time_share_no_bytes(form, width):
-    found = tiles("prep", form, width)
-    lives = LIVES_BF16 if form.operand is BF16 else LIVES
+def test_tiles_of_prep_that_live_at_the_same_time_share_no_bytes(form):
+    found = tiles("prep", form)
+    lives = {**LIVES, **(LIVES_BF16 if form.operand is BF16 else {})}
     assert set(found) == set(lives)
     for name, buffer in found.items():
         for other, theirs in found.items():
@@ -121,7 +115,7 @@ def test_tiles_of_prep_that_live_at_the_same_time_share_no_bytes(form, width):
 @pytest.mark.parametrize("form", FORMS[:2], ids=["plain", "packed"])
 def test_tiles_of_a_walk_share_no_bytes(form, width):
     found = tiles("walk", form, width)
-    assert {"W_s", "U_s", "Qg_s", "Kg_s", "Aqk_s", "decay_s", "O_s"} <= set(found)
+    assert {"W_s", "A_s", "V_s", "Qg_s", "Kg_s", "Aqk_s", "decay_s", "O_s"} <= set(found)
     for name, buffer in found.items():
         for other, theirs in found.items():
             assert name == other or not overlap(buffer, theirs), (name, other)
@@ -158,9 +152,9 @@ def test_forms_that_differ_in_states_alone_share_prep(monkeypatch):
     asked = []
     monkeypatch.setattr(launching, "_compiled_prep", lambda *asking: asked.append(asking))
     launching.compiled_prep.cache_clear()
-    launching.compiled_prep(Form(BF16, initial_state=True, state_v_first=True), True)
-    launching.compiled_prep(Form(BF16, final_state=False), True)
-    launching.compiled_prep(Form(BF16, gate="bounded"), True)
+    launching.compiled_prep(Form(BF16, initial_state=True, state_v_first=True))
+    launching.compiled_prep(Form(BF16, final_state=False))
+    launching.compiled_prep(Form(BF16, gate="bounded"))
     assert asked[0] == asked[1] != asked[2]
     launching.compiled_prep.cache_clear()
 

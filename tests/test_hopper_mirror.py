@@ -149,10 +149,9 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
         A2 = [[op(f32(x - y)) if steep[i] else f32(0) for x, y in zip(A[i], A1[i], strict=True)] for i in range(64)]
         KE = [[row("k", i, 0, d) for d in D] for i in range(64)]
         W = [[op(x) for x in each] for each in matmul(A2, KE, total=matmul(A1, KE))]
-        U = [[op(x) for x in each] for each in matmul(A2, v.tolist(), total=matmul(A1, v.tolist()))]
         S_s = [[op(x) for x in each] for each in S]
-        WS = matmul(W, S_s)
-        Vt = [[op(f32(U[i][e] - WS[i][e])) for e in E] for i in range(64)]
+        total = matmul([[f32(-x) for x in each] for each in W], S_s, total=matmul(A1, v.tolist()))
+        Vt = [[op(x) for x in each] for each in matmul(A2, v.tolist(), total=total)]
         for i in range(size):
             QG = [row("q", i, 0, d) for d in D]
             for e in E:
@@ -174,14 +173,14 @@ def test_it_rounds_where_the_program_rounds(gate, dtype):
 
 
 def test_the_trace_has_what_is_made():
-    """Shapes end at N, and the stages are those of the portable program; gamma and L are made in no place here."""
+    """Shapes end at N, and the stages are those of the portable program; gamma, L and U are made in no place here."""
     inputs = BUSY.replace(B=2, H=3, dtype=F64, gate="uniform:0.1:0.999").inputs()
     steps, others = [], []
     got = ref_hopper(inputs, trace=steps.append)
     ref_forward(inputs, 64, 16, trace=others.append)
     assert [(step.start, step.stop) for step in steps] == [(0, 64), (64, 85)]
     for step, other in zip(steps, others, strict=True):
-        assert set(step.values) == set(STAGES) - {"gamma", "L"}
+        assert set(step.values) == set(STAGES) - {"gamma", "L", "U"}
         for stage, value in step.values.items():
             np.testing.assert_allclose(value, other.values[stage], rtol=0, atol=1e-11, err_msg=stage)
     np.testing.assert_array_equal(steps[-1].values["S"], got.final_state)
@@ -243,21 +242,19 @@ def test_the_budget_holds_where_the_inverse_is_large(keys, beta, gate, N, dtype)
 
 
 #: One token in one channel, k = q = 1, whose value is what the decayed state holds already: (state, g, beta, v). Of
-#: four million draws the one with the largest error, from four roundings that nearly all are whole roundoffs.
+#: four million draws the one with the largest error, from three roundings that nearly all are whole roundoffs.
 ONE_WRITE = {
-    F16: (0.5241755247116089, -0.6809775233268738, 0.5194886326789856, 0.265380859375),
-    BF16: (0.5058292746543884, -0.6216645240783691, 0.5215659141540527, 0.271484375),
+    F16: (0.5319849848747253, -0.6819684505462646, 0.5208330154418945, 0.26904296875),
+    BF16: (0.5019258260726929, -0.6288612484931946, 0.5332005023956299, 0.267578125),
 }
 
 
 @NARROW
-def test_four_roundings_of_one_write_are_in_the_budget(dtype):
-    """K e^gamma, W, the state and U: they nearly reach the budget, and leave that of a program that substitutes."""
+def test_three_roundings_of_one_write_are_in_the_budget(dtype):
+    """K e^gamma, W and the state: they nearly reach the budget."""
     state, g, beta, v = (np.full((1, 1, 1, 1), x) for x in ONE_WRITE[dtype])
     inputs = Inputs(np.ones_like(v), np.ones_like(v), v, g, beta[..., 0], state, dtype)
-    got = ref_hopper(inputs, dtype)
-    assert 0.85 < ratio(got, inputs) <= 1
-    assert ratio(got, inputs, inverse=False) > 1
+    assert 0.9 < ratio(ref_hopper(inputs, dtype), inputs) <= 1
 
 
 @NARROW
@@ -306,7 +303,7 @@ MISTAKES = {
     "beta twice": ("*= be[..., j, None]", "*= be[..., j, None] ** 2"),
     "beta of the row again": ("A1 = op(A)", "A = be[..., None] * A; A1 = op(A)"),
     "A_qk has no diagonal": ("np.tril(A_qk)", "np.tril(A_qk, -1)"),
-    "W S is left out": ("Vt = U - gemm(", "Vt = U - 0 * gemm("),
+    "W S is left out": ("gemm(-W, S_s, of_values)", "gemm(0 * W, S_s, of_values)"),
 }
 
 

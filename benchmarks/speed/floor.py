@@ -2,8 +2,9 @@
 
 Two counts of bytes. `ideal`: every input read once and every output written once, by a kernel that keeps the state and
 all intermediates of a chunk on the chip. `design`: that of the two launches of the Hopper program, which meet in device
-memory: per chunk of 64 tokens and value head, W, U, q e^gamma and k e^(gamma_C - gamma) (64 x 128 each) and A_qk
-(64 x 64) in the operand format, and e^gamma_C (128 float32), written by the first launch and read by the second.
+memory: per chunk of 64 tokens and value head, W, q e^gamma and k e^(gamma_C - gamma) (64 x 128 each), A and A_qk
+(64 x 64 each) in the operand format, and e^gamma_C with a flag (132 float32), written by the first launch and read by
+the second. q, k, g and beta are read by the first, v by the second.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class Floor:
         return self.prepare.seconds(ceilings) + self.walk.seconds(ceilings)
 
 
-def intermediate_bytes(DK: int = 128, DV: int = 128) -> int:
+def intermediate_bytes(DK: int = 128) -> int:
     """Bytes of what one chunk of one value head hands from the first launch to the second."""
-    operands = CHUNK * (3 * DK + DV) + CHUNK * CHUNK  # W, q e^gamma and k e^(gamma_C - gamma); U; A_qk
-    return OPERAND * operands + SINGLE * DK  # e^gamma_C
+    operands = CHUNK * 3 * DK + 2 * CHUNK * CHUNK  # W, q e^gamma and k e^(gamma_C - gamma); A and A_qk
+    return OPERAND * operands + SINGLE * (DK + 4)  # e^gamma_C, and whether there is more of A
 
 
 def operations(DK: int = 128, DV: int = 128) -> dict[str, int]:
@@ -86,7 +87,7 @@ def operations(DK: int = 128, DV: int = 128) -> dict[str, int]:
         "M, A_qk": 2 * below * DK,
         "A": 2 * 2 * 32**3,
         "W = A K": 2 * CHUNK * CHUNK * DK,
-        "U = A V": 2 * CHUNK * CHUNK * DV,
+        "A V": 2 * CHUNK * CHUNK * DV,
         "W S": 2 * CHUNK * DK * DV,
         "Q S": 2 * CHUNK * DK * DV,
         "A_qk V~": 2 * CHUNK * CHUNK * DV,
@@ -95,14 +96,15 @@ def operations(DK: int = 128, DV: int = 128) -> dict[str, int]:
 
 
 #: What the first launch does; the rest is the second's.
-_PREPARED = ("M, A_qk", "A", "W = A K", "U = A V")
+_PREPARED = ("M, A_qk", "A", "W = A K")
 
 
 def floor(shape: Shape, mode: Mode, DK: int = 128, DV: int = 128) -> Floor:
     """The floor of one call of `shape`, bf16 operands; HV = H."""
     H, tokens = shape.H, shape.tokens
     gate, beta = (SINGLE, SINGLE) if mode == "computed" else (OPERAND, OPERAND)
-    inputs = tokens * H * (OPERAND * (2 * DK + DV) + gate * DK + beta)
+    values = tokens * H * OPERAND * DV
+    inputs = tokens * H * (OPERAND * 2 * DK + gate * DK + beta)
     if mode == "raw":
         inputs += SINGLE * H * (1 + DK)  # A_log, dt_bias
     if shape.lengths:
@@ -110,13 +112,13 @@ def floor(shape: Shape, mode: Mode, DK: int = 128, DV: int = 128) -> Floor:
     states = SINGLE * len(shape.sequences) * H * DK * DV
     outputs = tokens * H * OPERAND * DV + states
     chunks = H * sum(-(-length // CHUNK) for length in shape.sequences)
-    handed = chunks * intermediate_bytes(DK, DV)
+    handed = chunks * intermediate_bytes(DK)
     done: Mapping[str, int] = operations(DK, DV)
     first = chunks * sum(done[name] for name in _PREPARED)
     rest = chunks * sum(count for name, count in done.items() if name not in _PREPARED)
     given_state = states if shape.state else 0
     return Floor(
-        ideal=Launch(inputs + given_state, outputs, first + rest),
+        ideal=Launch(inputs + values + given_state, outputs, first + rest),
         prepare=Launch(inputs, handed, first),
-        walk=Launch(handed + given_state, outputs, rest),
+        walk=Launch(handed + values + given_state, outputs, rest),
     )

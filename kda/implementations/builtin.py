@@ -533,7 +533,7 @@ class KdaHopper(TorchImplementation):
         form = self._form(inputs.dtype, inputs.initial_state is not None)
         programs, wide = self._programs or launching.OWN, tile.block_DV == launching.WIDE
         walk = programs.walk_wide if wide else programs.walk_narrow
-        prepared = launching.compiled_prep(form, wide, programs.prep)
+        prepared = launching.compiled_prep(form, programs.prep)
         return prepared, launching.compiled_walk(form, tile.block_DV, walk)
 
     def prepare(self, inputs: Inputs, tile: Tile, target: str) -> None:

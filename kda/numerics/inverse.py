@@ -1,7 +1,7 @@
 """What a kernel that inverts the triangular system errs by beyond one that substitutes.
 
-    A = (I + diag(beta) M)^-1 diag(beta)    W = A (K e^gamma)    U = A V
-    w = U - W S_0 = A y                     y = V - (K e^gamma) S_0
+    A = (I + diag(beta) M)^-1 diag(beta)    W = A (K e^gamma)
+    w = A V - W S_0 = A y                   y = V - (K e^gamma) S_0
 
 A row of A is rounded once; where a beta of the chunk up to it is above 1, it is steep and the sum of two rounded rows.
 
@@ -51,11 +51,11 @@ def inverse_error(chunk: Inputs, S: np.ndarray, sizes: Roundings) -> np.ndarray:
     steep = np.logical_or.accumulate(beta > 1, axis=-2)
 
     error = np.where(steep, sizes.steep, sizes.operand) * _once(A, y)
-    error += sizes.operand * (np.abs(A @ v) + beta * _once(decayed, S))
-    # A and U may be subnormal, and so may k e^gamma, which meets the state that has not decayed.
+    error += sizes.operand * beta * _once(decayed, S)
+    # A may be subnormal, and so may k e^gamma, which meets the state that has not decayed.
     at_start = np.sqrt((S * S).sum(-2, keepdims=True))
     missing = np.linalg.norm(_lost(np.abs(decayed), sizes), axis=-1, keepdims=True)
-    error += sizes.tiny + _lost(np.abs(A), sizes) @ np.abs(y) + beta * missing * at_start
+    error += _lost(np.abs(A), sizes) @ np.abs(y) + beta * missing * at_start
 
     if k.shape[-2] > HALF:  # A21 = -A22 (M21 A11): errors of the first product are errors of y, those of A22 are of A
         first, second = slice(0, HALF), slice(HALF, None)

@@ -11,17 +11,17 @@ The decay from token j to token i is
 so that below the diagonal blocks of 8, M and A_qk are one block of 32 rows, two of 16 and four of 8, each a matrix
 product. Where the portable program substitutes [K e^gamma | V], this one makes the inverse first:
 
-    A = (I + diag(beta) M)^-1 diag(beta),   W = A (K e^gamma),   U = A V
+    A = (I + diag(beta) M)^-1 diag(beta),   W = A (K e^gamma),   V~ = A V - W S
 
 blocks of 16 by substitution, merged two by two: A21 = -A22 (M21 A11). A row of A is steep where a beta of the chunk up
 to it is above 1: its entries need not fade, and it is the sum of two rounded rows. In a narrow `precision` the
 roundings are:
 
     operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, A (A1, and
-        A2 = A - A1 of steep rows), W, U, S, V~, o
+        A2 = A - A1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
-    float32: a and every product of a's, the diagonal blocks, M, the blocks of 16 and their merge to 32, V~ before it is
-    rounded, S
+    float32: a and every product of a's, the diagonal blocks, M, the blocks of 16 and their merge to 32, V~ on one
+    accumulator before it is rounded, S
 
 Sums run over the inner index in ascending order, which on tensor cores they do not.
 """
@@ -60,7 +60,7 @@ def ref_hopper(
 
     precision: the program's operand format; in float64 nothing is rounded. exp2: the float32 2^x of the machine under
     test (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run, but
-    for gamma and L, which are not made here. lean: see `Arithmetic`. scale multiplies o before it is rounded. Raises
+    for gamma, L and U, which are not made here. lean: see `Arithmetic`. scale multiplies o before it is rounded. Raises
     InputError if `inputs` are malformed.
     """
     sizes = inputs.check()
@@ -122,11 +122,11 @@ def ref_hopper(
             A1 = op(A)
             A2 = op(np.where(steep, A - A1, accum(0)))
             W = op(gemm(A2, KE, gemm(A1, KE, zeros(*heads, CHUNK, sizes.DK))))
-            U = op(gemm(A2, Vc, gemm(A1, Vc, zeros(*heads, CHUNK, sizes.DV))))
 
             # Walk.
             S_s = op(S)
-            Vt = U - gemm(W, S_s, zeros(*heads, CHUNK, sizes.DV))
+            of_values = gemm(A1, Vc, zeros(*heads, CHUNK, sizes.DV))
+            Vt = gemm(A2, Vc, gemm(-W, S_s, of_values))
             Vt_c = op(Vt)
             acc_o = gemm(A_c, Vt_c, gemm(QG, S_s, zeros(*heads, CHUNK, sizes.DV)))
             o_c = op(accum(scale) * acc_o)
@@ -137,7 +137,7 @@ def ref_hopper(
 
             if recorder:
                 square = {stage: value[:, :, tokens, tokens] for stage, value in {"M": M, "A_qk": A_qk}.items()}
-                by_row = {"W": W, "U": U, "V_tilde": Vt, "o": o_c}
+                by_row = {"W": W, "V_tilde": Vt, "o": o_c}
                 tall = {stage: value[:, :, tokens] for stage, value in by_row.items()}
                 recorder.put(c, real, (every, every), every, **square, **tall, S=S)
     if recorder and trace:

@@ -59,11 +59,11 @@ OWN = Programs()
 
 
 @functools.cache
-def compiled_prep(form: Form, wide: bool, program: Callable[..., Any] | None = None) -> Any:
-    """The compiled first launch of a form, for the wide walk or a narrow one."""
+def compiled_prep(form: Form, program: Callable[..., Any] | None = None) -> Any:
+    """The compiled first launch of a form."""
     # Of states it knows nothing: forms that differ in them alone share it.
     plain = replace(form, initial_state=False, final_state=False, state_v_first=False)
-    return _compiled_prep(plain, wide, program)
+    return _compiled_prep(plain, program)
 
 
 @functools.cache
@@ -75,11 +75,11 @@ def compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None = N
 
 
 @functools.cache
-def _compiled_prep(form: Form, wide: bool, program: Callable[..., Any] | None) -> Any:
+def _compiled_prep(form: Form, program: Callable[..., Any] | None) -> Any:
     compiling.tilelang()
     from kda.kernels.hopper.prep import prep
 
-    return compiling.compile_program(lambda: (program or prep)(form, wide), "cuda", passes=PASSES)
+    return compiling.compile_program(lambda: (program or prep)(form), "cuda", passes=PASSES)
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
     walk: None for that of `walk_for`. programs: rewritten copies to launch in place of ours. Between the two launches
-    lie 74,240 bytes per chunk and value head.
+    lie 74,256 bytes per chunk and value head.
     """
     tokens, H, _ = call.q.shape
     HV, device, form = call.v.shape[1], call.q.device, call.form
@@ -114,13 +114,12 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     walk = walk or walk_for(HV * call.sequences, _multiprocessors(device))
     # Slots for chunks: see prep.
     slots = tokens // CHUNK + call.sequences if form.packed else call.sequences * -(-call.length // CHUNK)
-    X, tile = HV * slots, CHUNK * D
-    tiles = call.q.new_empty(X * (4 * tile + CHUNK * CHUNK))
+    X, tile, square = HV * slots, CHUNK * D, CHUNK * CHUNK
+    tiles = call.q.new_empty(X * (3 * tile + 3 * square))
     W, Q_g, K_g = (tiles.as_strided((X, CHUNK, D), (tile, D, 1), i * X * tile) for i in range(3))
-    U_shape = (D, CHUNK) if walk == WIDE else (CHUNK, D)
-    U = tiles.as_strided((X, *U_shape), (tile, U_shape[1], 1), 3 * X * tile)
-    A_qk = tiles.as_strided((X, CHUNK, CHUNK), (CHUNK * CHUNK, CHUNK, 1), 4 * X * tile)
-    decay = torch.empty((X, D), dtype=torch.float32, device=device)
+    A_qk = tiles.as_strided((X, CHUNK, CHUNK), (square, CHUNK, 1), 3 * X * tile)
+    A = tiles.as_strided((X, 2, CHUNK, CHUNK), (2 * square, square, CHUNK, 1), X * (3 * tile + square))
+    decay = torch.empty((X, D + 4), dtype=torch.float32, device=device)
 
     float32 = torch.float32
     A_log = _absent(device, float32) if call.A_log is None else call.A_log
@@ -129,10 +128,10 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     S_0 = _absent(device, float32, HV, D, D) if call.initial_state is None else call.initial_state
     S_N = _absent(device, float32, HV, D, D) if call.final_state is None else call.final_state
 
-    between = (W, U, Q_g, K_g, A_qk, decay)
+    between = (W, A, Q_g, K_g, A_qk, decay)
     given = (call.q, call.k, call.v, call.g, call.beta, A_log, dt_bias, starts)
     compiling.COUNTS.launches += 1
-    prepare = compiled_prep(form, walk == WIDE, programs.prep)
+    prepare = compiled_prep(form, programs.prep)
     prepare(*given, *between, slots, call.length, HV // H, call.lower_bound)
     step = compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)
-    step(*between, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)
+    step(*between, call.v, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)

@@ -4,7 +4,8 @@ One program makes one chunk of 64 tokens of one value head, for DK = DV = 128:
 
     Q_g = q e^gamma                        queries, decayed since the chunk began
     K_g = k e^(g_{j+1} + ... + g_C)        keys, carried to the chunk's end
-    W = A (K e^gamma),  U = A V            A = (I + beta M)^-1 diag(beta)
+    A = (I + beta M)^-1 diag(beta)         by which the walk multiplies V
+    W = A (K e^gamma)
     A_qk, e^gamma_C
 
 Gates. A decay is never an exponential of a sum: each element of g becomes a = e^g once, and every decay is a product of
@@ -235,24 +236,14 @@ def _lost(value, operand):  # type: ignore[no-untyped-def]
     return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
 
 
-@T.macro
-def _apply(A_s, Ke_s, V_s, fW, fU, transposed, first):  # type: ignore[no-untyped-def]
-    T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=first)
-    if transposed:
-        T.wgmma_gemm(
-            V_s, A_s, fU, transpose_A=True, transpose_B=True, clear_accum=first, policy=T.GemmWarpPolicy.FullRow
-        )
-    else:
-        T.wgmma_gemm(A_s, V_s, fU, clear_accum=first)
-    T.wait_wgmma(0)
-
-
-def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
+def prep(form: Form, ahead: int = AHEAD) -> Any:
     """The TileLang program of one form.
 
-    transposed: U is written as [X, D, C], for the walk that keeps S^T in registers. ahead: see `AHEAD`; 0 for none.
+    ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
-    W, Q_g, K_g: [X, C, D], U: [X, C, D], A_qk: [X, C, C] in the operand format, decay: [X, D] float32, e^gamma_C.
+    W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
+    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4] float32, e^gamma_C, then 1 where
+    there is a second half of A, else 0.
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
@@ -269,11 +260,11 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
         dt_bias: T.Tensor([HB, D], ACCUM),
         Starts: T.Tensor([S1], "int32"),
         W: T.Tensor([X, CHUNK, D], op),
-        U: T.Tensor([X, D, CHUNK] if transposed else [X, CHUNK, D], op),
+        A: T.Tensor([X, 2, CHUNK, CHUNK], op),
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D], ACCUM),
+        decay: T.Tensor([X, D + 4], ACCUM),
         slots: T.int32,
         length: T.int32,
         sharing: T.int32,
@@ -332,7 +323,6 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
             X8 = T.alloc_shared([96, D], op)
             Qg_s = T.alloc_shared([CHUNK, D], op)
             Kg_s = T.alloc_shared([CHUNK, D], op)
-            V_s = T.alloc_shared([CHUNK, D], op)
             Ke_s = T.alloc_shared([CHUNK, D], op)
             M_s = T.alloc_shared([CHUNK, LD], ACCUM)
             M32_s = T.alloc_shared([32, 32], ACCUM)
@@ -343,9 +333,7 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
             A_s = T.alloc_shared([CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([CHUNK, CHUNK], op)
             W_s = T.alloc_shared([CHUNK, D], op)
-            U_s = T.alloc_shared([D, CHUNK] if transposed else [CHUNK, D], op)
             qk_here = T.alloc_barrier([1])
-            v_here = T.alloc_barrier([1])
 
             f32 = T.alloc_fragment([CHUNK, 32], ACCUM)
             f16 = T.alloc_fragment([CHUNK, 32], ACCUM)
@@ -353,7 +341,6 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
             fT = T.alloc_fragment([32, 32], ACCUM)
             fA = T.alloc_fragment([32, 32], ACCUM)
             fW = T.alloc_fragment([CHUNK, D], ACCUM)
-            fU = T.alloc_fragment([D, CHUNK] if transposed else [CHUNK, D], ACCUM)
 
             hq[0] = T.truncdiv(h, sharing)
             _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows)
@@ -483,7 +470,7 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
                     kp[e] = _wide(k, r, e) * since[e]
                     km[e] = _wide(k, r, e) * until[r, e]
                 for e in T.vectorized(E):
-                    ke[r, e] = T.Cast(op, kp[e] * pre[e])
+                    ke[r, e] = T.Cast(op, -kp[e] * pre[e])
                 _write(qp, pre, Qg_s, row + r, c0, op)
                 _write(km, post, Kg_s, row + r, c0, op)
                 _write_level(X32, at32, group // 4 == 1, group % 4 * GROUP, r, kp, km, qp, c0, op)
@@ -498,11 +485,6 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
             T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
             T.wait_wgmma(0)
             T.sync_threads()  # the operands have been read: their bytes are V's, K's and M's from here on
-            if tx < 32:
-                T.fence_proxy_async()
-                T.tma_copy(V[begin[0] : begin[0] + CHUNK, h, :], V_s, barrier=v_here[0], leader_scope_threads=32)
-            if tx == 0:
-                T.barrier_arrive(v_here[0])
             for r in T.unroll(GROUP):
                 for e in T.vectorized(E):
                     Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
@@ -579,18 +561,17 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
             for i, j in T.Parallel(32, 32):
                 A_s[i, 32 + j] = T.Cast(op, 0.0)
 
-            # ---- W = A (K e^gamma), U = A V.
-            T.barrier_wait(v_here[0], 0)
-            if rows[0] < CHUNK:  # what follows a last chunk is another sequence's
-                for i, j in T.Parallel(CHUNK, D):
-                    if i >= rows[0]:
-                        V_s[i, j] = T.Cast(op, 0.0)
+            # ---- -W = A (-K e^gamma).
             T.fence_proxy_async()
             T.sync_threads()
-            _apply(A_s, Ke_s, V_s, fW, fU, transposed, True)
+            T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=True)
+            T.wait_wgmma(0)
             if steep[0] < CHUNK:
                 # Behind a beta above 1 the entries of A need not fade along a row, and what rounding them costs adds
                 # up: there A is the sum of two rounded matrices. Row by row: no row may know of later tokens.
+                if tx < 32:
+                    T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=32)
+                    T.tma_store_wait(0, True)
                 T.sync_threads()
                 for i, j in T.Parallel(32, 32):
                     A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], _lost(A21_s[i, j], op), T.Cast(op, 0.0))
@@ -602,18 +583,22 @@ def prep(form: Form, transposed: bool, ahead: int = AHEAD) -> Any:
                     )
                 T.fence_proxy_async()
                 T.sync_threads()
-                _apply(A_s, Ke_s, V_s, fW, fU, transposed, False)
+                T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=False)
+                T.wait_wgmma(0)
             T.sync_threads()
             T.copy(fW, W_s)
-            T.copy(fU, U_s)
             T.fence_proxy_async()
             T.sync_threads()
+
+            # ---- Store. Of a steep chunk the first half of A is there already.
             if tx < 32:
                 T.tma_copy(Qg_s, Q_g[x, :, :], leader_scope_threads=32)
                 T.tma_copy(Kg_s, K_g[x, :, :], leader_scope_threads=32)
                 T.tma_copy(W_s, W[x, :, :], leader_scope_threads=32)
-                T.tma_copy(U_s, U[x, :, :], leader_scope_threads=32)
                 T.tma_copy(Aqk_s, A_qk[x, :, :], leader_scope_threads=32)
+                T.tma_copy(A_s, A[x, T.if_then_else(steep[0] < CHUNK, 1, 0), :, :], leader_scope_threads=32)
                 T.tma_store_wait(0, True)
+            if tx == 0:
+                decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
 
     return kda_prep

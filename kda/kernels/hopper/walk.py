@@ -1,6 +1,6 @@
 """Second launch of the Hopper program: the state walks over the chunks that `prep` prepared, and makes the output.
 
-    V~ = U - W S
+    V~ = A V - W S                         the first product made here by the wide walk, by `prep` for a narrow one
     O  = scale (Q_g S + A_qk V~)
     S <- Diag(e^gamma_C) S + K_g^T V~
 
@@ -15,7 +15,6 @@ splits the products of a chunk between two warpgroups, for the few heads that wo
 from typing import Any
 
 import tilelang.language as T
-from tilelang.layout import make_swizzled_layout
 
 from kda.kernels.form import Form
 from kda.kernels.hopper.prep import ACCUM, CHUNK, D
@@ -44,8 +43,27 @@ def _member(form, s, Starts, length, begin, tokens, chunks, slot):  # type: igno
         slot[0] = s * chunks[0]
 
 
+@T.macro
+def _arrived(t, chunks, tokens, full, V_s, stages, operand):  # type: ignore[no-untyped-def]
+    # The tiles of chunk t, if there is one. What follows the tokens of a last chunk is another sequence's.
+    if t < chunks[0]:
+        T.barrier_wait(full[t % stages], (t // stages) & 1)
+        if (t + 1) * CHUNK > tokens[0]:
+            for i, e in T.Parallel(CHUNK, WIDE):
+                if t * CHUNK + i >= tokens[0]:
+                    V_s[t % stages, i, e] = T.Cast(operand, 0.0)
+            T.fence_proxy_async()
+            T.sync_threads(7, WARPGROUP)
+
+
+@T.macro
+def _own_values(stage, V_s, A_s, vt_f):  # type: ignore[no-untyped-def]
+    # A V, transposed.
+    T.wgmma_gemm(V_s[stage, :, :], A_s[stage, :, :], vt_f, transpose_A=True, transpose_B=True, clear_accum=True)
+
+
 def walk_wide(form: Form, stages: int = 3) -> Any:
-    """The TileLang program of one form for 64 value channels each. U is [X, D, C]; the rest as in `prep` and `Call`."""
+    """The TileLang program of one form for 64 value channels each; all tensors as in `prep` and `Call`."""
     op = form.operand.name
     tokens_all, HV, S1, X, SI, SF = T.dynamic("tokens, HV, S1, X, SI, SF")
     state = [D, D]
@@ -53,11 +71,12 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
     @T.prim_func
     def kda_walk_wide(
         W: T.Tensor([X, CHUNK, D], op),
-        U: T.Tensor([X, D, CHUNK], op),
+        A: T.Tensor([X, 2, CHUNK, CHUNK], op),
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D], ACCUM),
+        decay: T.Tensor([X, D + 4], ACCUM),
+        V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
         O: T.Tensor([tokens_all, HV, D], op),  # noqa: E741
@@ -76,11 +95,11 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             W_s = T.alloc_shared([stages, CHUNK, D], op)
             Qg_s = T.alloc_shared([stages, CHUNK, D], op)
             Kg_s = T.alloc_shared([stages, CHUNK, D], op)
-            U_s = T.alloc_shared([stages, WIDE, CHUNK], op)
+            V_s = T.alloc_shared([stages, CHUNK, WIDE], op)
+            A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, D], ACCUM)
-            O_s = T.alloc_shared([2, CHUNK, WIDE], op)
-            T.annotate_layout({U_s: make_swizzled_layout(U_s)})
+            decay_s = T.alloc_shared([stages, D + 4], ACCUM)
+            O_s = T.alloc_shared([CHUNK, WIDE], op)
             full = T.alloc_barrier([WARPGROUP] * stages)
             empty = T.alloc_barrier([WARPGROUP] * stages)
 
@@ -90,7 +109,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             slot = T.alloc_local([1], "int32")
             state_f = T.alloc_fragment([WIDE, D], ACCUM)  # S^T
             state_op = T.alloc_fragment([WIDE, D], op)
-            ws_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
+            vt_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
             vt_op = T.alloc_fragment([WIDE, CHUNK], op)
             o_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
 
@@ -102,7 +121,12 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                 for t in T.serial(chunks[0]):
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(U[x + t, e0 : e0 + WIDE, :], U_s[t % stages, :, :], barrier=full[t % stages])
+                    T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
+                    T.tma_copy(
+                        V[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + WIDE],
+                        V_s[t % stages, :, :],
+                        barrier=full[t % stages],
+                    )
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
@@ -119,37 +143,49 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                             state_f[e, d] = S_0[s, h, d, e0 + e]
                 else:
                     T.clear(state_f)
+                _arrived(0, chunks, tokens, full, V_s, stages, op)
+                _own_values(0, V_s, A_s, vt_f)
+                T.wait_wgmma(0)
                 for t in T.serial(chunks[0]):
+                    # V~ = A V - W S: the first product is on the accumulator already; prep has turned the sign of W.
                     T.copy(state_f, state_op)
-                    T.barrier_wait(full[t % stages], (t // stages) & 1)
-                    T.wgmma_gemm(state_op, W_s[t % stages, :, :], ws_f, transpose_B=True, clear_accum=True)
+                    T.wgmma_gemm(state_op, W_s[t % stages, :, :], vt_f, transpose_B=True)
                     T.wgmma_gemm(state_op, Qg_s[t % stages, :, :], o_f, transpose_B=True, clear_accum=True)
                     # The state decays, each key channel at its own rate, before the chunk's writes are added.
                     for e, d in T.Parallel(WIDE, D):
                         state_f[e, d] = state_f[e, d] * decay_s[t % stages, d]
+                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:  # a beta above 1: A has a second half (see prep)
+                        T.tma_store_wait(0, True)
+                        T.sync_threads(5, WARPGROUP)
+                        for i, j in T.Parallel(CHUNK, CHUNK):
+                            O_s[i, j] = A[x + t, 1, i, j]
+                        T.fence_proxy_async()
+                        T.sync_threads(6, WARPGROUP)
+                        T.wgmma_gemm(V_s[t % stages, :, :], O_s, vt_f, transpose_A=True, transpose_B=True)
+                        T.wait_wgmma(0)
                     T.wait_wgmma(1)
                     for e, i in T.Parallel(WIDE, CHUNK):
-                        vt_op[e, i] = T.Cast(op, T.Cast(ACCUM, U_s[t % stages, e, i]) - ws_f[e, i])
+                        vt_op[e, i] = T.Cast(op, vt_f[e, i])
                     T.wgmma_gemm(vt_op, Kg_s[t % stages, :, :], state_f)
                     T.wgmma_gemm(vt_op, Aqk_s[t % stages, :, :], o_f, transpose_B=True)
+                    # Of the next chunk; after the last one, of what is left of an earlier one, for nobody.
+                    _arrived(t + 1, chunks, tokens, full, V_s, stages, op)
+                    _own_values((t + 1) % stages, V_s, A_s, vt_f)
                     T.wait_wgmma(0)
                     T.barrier_arrive(empty[t % stages])
 
-                    T.tma_store_wait(1, True)
+                    T.tma_store_wait(0, True)
                     T.sync_threads(5, WARPGROUP)
                     for e, i in T.Parallel(WIDE, CHUNK):
-                        O_s[t % 2, i, e] = T.Cast(op, o_f[e, i] * scale)
+                        O_s[i, e] = T.Cast(op, o_f[e, i] * scale)
                     T.fence_proxy_async()
                     T.sync_threads(6, WARPGROUP)
                     if (t + 1) * CHUNK <= tokens[0]:
-                        T.tma_copy(
-                            O_s[t % 2, :, :],
-                            O[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + WIDE],
-                        )
-                    else:  # what follows a last chunk is another sequence's
+                        T.tma_copy(O_s, O[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + WIDE])
+                    else:
                         for i, e in T.Parallel(CHUNK, WIDE):
                             if t * CHUNK + i < tokens[0]:
-                                O[begin[0] + t * CHUNK + i, h, e0 + e] = O_s[t % 2, i, e]
+                                O[begin[0] + t * CHUNK + i, h, e0 + e] = O_s[i, e]
                 T.tma_store_wait(0, True)
                 if form.final_state:
                     for e, d in T.Parallel(WIDE, D):
@@ -162,7 +198,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
 
 
 def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
-    """The TileLang program of one form for `block_DV` value channels each: U is [X, C, D]; all else as `walk_wide`."""
+    """The TileLang program of one form for `block_DV` value channels each; all tensors as in `walk_wide`."""
     op = form.operand.name
     tokens_all, HV, S1, X, SI, SF = T.dynamic("tokens, HV, S1, X, SI, SF")
     state = [D, D]
@@ -170,11 +206,12 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
     @T.prim_func
     def kda_walk_narrow(
         W: T.Tensor([X, CHUNK, D], op),
-        U: T.Tensor([X, CHUNK, D], op),
+        A: T.Tensor([X, 2, CHUNK, CHUNK], op),
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D], ACCUM),
+        decay: T.Tensor([X, D + 4], ACCUM),
+        V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
         O: T.Tensor([tokens_all, HV, D], op),  # noqa: E741
@@ -193,15 +230,17 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             W_s = T.alloc_shared([stages, CHUNK, D], op)
             Qg_s = T.alloc_shared([stages, CHUNK, D], op)
             Kg_s = T.alloc_shared([stages, CHUNK, D], op)
-            U_s = T.alloc_shared([stages, CHUNK, block_DV], op)
+            V_s = T.alloc_shared([stages, CHUNK, block_DV], op)
+            A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, D], ACCUM)
-            state_s = T.alloc_shared([2, D, block_DV], op)
+            decay_s = T.alloc_shared([stages, D + 4], ACCUM)
+            state_s = T.alloc_shared([D, block_DV], op)
             vt_s = T.alloc_shared([2, CHUNK, block_DV], op)
-            O_s = T.alloc_shared([2, CHUNK, block_DV], op)
+            O_s = T.alloc_shared([CHUNK, block_DV], op)
             full = T.alloc_barrier([WARPGROUP] * stages)
             empty = T.alloc_barrier([2 * WARPGROUP] * stages)
             state_here = T.alloc_barrier([2 * WARPGROUP])
+            state_read = T.alloc_barrier([WARPGROUP])
             vt_here = T.alloc_barrier([WARPGROUP])
 
             begin = T.alloc_local([1], "int32")
@@ -210,8 +249,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             slot = T.alloc_local([1], "int32")
             upper_f = T.alloc_fragment([64, block_DV], ACCUM)  # key channels ..63 of S
             lower_f = T.alloc_fragment([64, block_DV], ACCUM)  # and 64..
-            ws_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
-            u_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
+            vt_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
             o_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -222,7 +260,12 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                 for t in T.serial(chunks[0]):
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(U[x + t, :, e0 : e0 + block_DV], U_s[t % stages, :, :], barrier=full[t % stages])
+                    T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
+                    T.tma_copy(
+                        V[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + block_DV],
+                        V_s[t % stages, :, :],
+                        barrier=full[t % stages],
+                    )
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
@@ -240,26 +283,47 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                             upper_f[d, e] = S_0[s, h, d, e0 + e]
                 else:
                     T.clear(upper_f)
-                T.copy(upper_f, state_s[0, 0:64, :])
+                T.copy(upper_f, state_s[0:64, :])
                 T.fence_proxy_async()
                 T.barrier_arrive(state_here)
                 for t in T.serial(chunks[0]):
                     T.barrier_wait(full[t % stages], (t // stages) & 1)
+                    if (t + 1) * CHUNK > tokens[0]:  # what follows a last chunk is another sequence's
+                        for i, e in T.Parallel(CHUNK, block_DV):
+                            if t * CHUNK + i >= tokens[0]:
+                                V_s[t % stages, i, e] = T.Cast(op, 0.0)
+                        T.fence_proxy_async()
+                        T.sync_threads(7, WARPGROUP)
+                    # V~ = A V - W S on one accumulator; prep has turned the sign of W.
+                    T.wgmma_gemm(A_s[t % stages, :, :], V_s[t % stages, :, :], vt_f, clear_accum=True)
                     T.barrier_wait(state_here, t & 1)
-                    T.wgmma_gemm(W_s[t % stages, :, :], state_s[t % 2, :, :], ws_f, clear_accum=True)
+                    T.wgmma_gemm(W_s[t % stages, :, :], state_s, vt_f)
                     for d, e in T.Parallel(64, block_DV):
                         upper_f[d, e] = upper_f[d, e] * decay_s[t % stages, d]
-                    for i, e in T.Parallel(CHUNK, block_DV):
-                        u_f[i, e] = T.Cast(ACCUM, U_s[t % stages, i, e])
                     T.wait_wgmma(0)
+                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:  # a beta above 1: A has a second half (see prep)
+                        # Through the tile that V~ will be in, as many columns at a time as it has.
+                        for part in T.unroll(CHUNK // block_DV):
+                            for i, j in T.Parallel(CHUNK, block_DV):
+                                vt_s[t % 2, i, j] = A[x + t, 1, i, part * block_DV + j]
+                            T.fence_proxy_async()
+                            T.sync_threads(7, WARPGROUP)
+                            T.wgmma_gemm(
+                                vt_s[t % 2, :, :],
+                                V_s[t % stages, part * block_DV : (part + 1) * block_DV, :],
+                                vt_f,
+                            )
+                            T.wait_wgmma(0)
+                            T.sync_threads(7, WARPGROUP)
                     for i, e in T.Parallel(CHUNK, block_DV):
-                        vt_s[t % 2, i, e] = T.Cast(op, u_f[i, e] - ws_f[i, e])
+                        vt_s[t % 2, i, e] = T.Cast(op, vt_f[i, e])
                     T.fence_proxy_async()
                     T.barrier_arrive(vt_here)
                     T.barrier_wait(vt_here, t & 1)
                     T.wgmma_gemm(Kg_s[t % stages, :, 0:64], vt_s[t % 2, :, :], upper_f, transpose_A=True)
                     T.wait_wgmma(0)
-                    T.copy(upper_f, state_s[(t + 1) % 2, 0:64, :])
+                    T.barrier_wait(state_read, t & 1)
+                    T.copy(upper_f, state_s[0:64, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(state_here)
                     T.barrier_arrive(empty[t % stages])
@@ -281,41 +345,40 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                             lower_f[d, e] = S_0[s, h, 64 + d, e0 + e]
                 else:
                     T.clear(lower_f)
-                T.copy(lower_f, state_s[0, 64:128, :])
+                T.copy(lower_f, state_s[64:128, :])
                 T.fence_proxy_async()
                 T.barrier_arrive(state_here)
                 for t in T.serial(chunks[0]):
                     T.barrier_wait(full[t % stages], (t // stages) & 1)
                     T.barrier_wait(state_here, t & 1)
-                    T.wgmma_gemm(Qg_s[t % stages, :, :], state_s[t % 2, :, :], o_f, clear_accum=True)
+                    T.wgmma_gemm(Qg_s[t % stages, :, :], state_s, o_f, clear_accum=True)
                     for d, e in T.Parallel(64, block_DV):
                         lower_f[d, e] = lower_f[d, e] * decay_s[t % stages, 64 + d]
                     T.wait_wgmma(0)
+                    T.barrier_arrive(state_read)
+                    # V~ is there after the first warpgroup has read the state, too.
                     T.barrier_wait(vt_here, t & 1)
                     # The next chunk waits for the state, nobody for the output.
                     T.wgmma_gemm(Kg_s[t % stages, :, 64:128], vt_s[t % 2, :, :], lower_f, transpose_A=True)
                     T.wgmma_gemm(Aqk_s[t % stages, :, :], vt_s[t % 2, :, :], o_f)
                     T.wait_wgmma(1)
-                    T.copy(lower_f, state_s[(t + 1) % 2, 64:128, :])
+                    T.copy(lower_f, state_s[64:128, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(state_here)
                     T.wait_wgmma(0)
                     T.barrier_arrive(empty[t % stages])
-                    T.tma_store_wait(1, True)
+                    T.tma_store_wait(0, True)
                     T.sync_threads(5, WARPGROUP)
                     for i, e in T.Parallel(CHUNK, block_DV):
-                        O_s[t % 2, i, e] = T.Cast(op, o_f[i, e] * scale)
+                        O_s[i, e] = T.Cast(op, o_f[i, e] * scale)
                     T.fence_proxy_async()
                     T.sync_threads(6, WARPGROUP)
                     if (t + 1) * CHUNK <= tokens[0]:
-                        T.tma_copy(
-                            O_s[t % 2, :, :],
-                            O[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + block_DV],
-                        )
+                        T.tma_copy(O_s, O[begin[0] + t * CHUNK : begin[0] + (t + 1) * CHUNK, h, e0 : e0 + block_DV])
                     else:  # what follows a last chunk is another sequence's
                         for i, e in T.Parallel(CHUNK, block_DV):
                             if t * CHUNK + i < tokens[0]:
-                                O[begin[0] + t * CHUNK + i, h, e0 + e] = O_s[t % 2, i, e]
+                                O[begin[0] + t * CHUNK + i, h, e0 + e] = O_s[i, e]
                 T.tma_store_wait(0, True)
                 if form.final_state:
                     for d, e in T.Parallel(64, block_DV):
