@@ -15,6 +15,8 @@ from kda.suite.plugin import plan_of
 
 #: Of one hunt; docs/mutation.md has the figures of twenty.
 SEED = 1
+#: The forms that are a kernel, and not something beside one.
+KERNELS = ("kernel", "forward", "hopper")
 
 
 def pytest_generate_tests(metafunc):
@@ -22,7 +24,7 @@ def pytest_generate_tests(metafunc):
     plan = plan_of(metafunc.config)
     places = [("mirror", "c"), ("reference", "c"), ("forward_mirror", "c")]
     form = form_in(plan.implementation)
-    if plan.implementation.name == ORIGINALS[form] and form in ("kernel", "forward"):
+    if plan.implementation.name == ORIGINALS[form] and form in KERNELS:
         places += [(form, target) for target in dict.fromkeys(("c", plan.target))]
     entries = [
         (mistake, form, target)
@@ -53,7 +55,7 @@ def row_of(task: Task):
 
 def original_of(request, form):
     """The kernel that mistakes are made in: the one under test, which may be an edited copy of ours."""
-    return plan_of(request.config).implementation.address or None if form in ("kernel", "forward") else None
+    return plan_of(request.config).implementation.address or None if form in KERNELS else None
 
 
 def test_a_known_mistake_is_caught(mistake, form, target, request):
