@@ -19,7 +19,7 @@ from kda.problem import Inputs, Sizes, Tile
 from kda.references.forward import SUB_CHUNK
 from kda.references.operation import Operation, OperationOutputs
 
-__all__ = ["HopperProgram", "Program"]
+__all__ = ["HopperProgram", "Program", "form_of"]
 
 
 class Program(OperationImplementation):
@@ -52,7 +52,7 @@ class Program(OperationImplementation):
     def prepare(self, target: str, dtype: Format) -> None:
         """Compile its forms for `dtype` operands; what importing or compiling them raises."""
         for form in self._forms:
-            self._kernel(_chosen(form, dtype), form.DK, form.DV, target)
+            self._kernel(form_of(form, dtype), form.DK, form.DV, target)
 
     def run(self, operation: Operation, target: str, poison: float = float("nan")) -> OperationOutputs:
         device = torch.device("cuda" if target == "cuda" else "cpu")
@@ -125,7 +125,7 @@ class HopperProgram(Program):
     def prepare(self, target: str, dtype: Format) -> None:
         launching, programs, wide = self._launching, self._programs, self._walk is not None
         for choice in self._forms:
-            form = _chosen(choice, dtype)
+            form = form_of(choice, dtype)
             launching.compiled_prep(form, wide, programs.prep)
             step = programs.walk_wide if wide else programs.walk_narrow
             launching.compiled_walk(form, self._walk or launching.NARROW[0], step)
@@ -149,7 +149,8 @@ def _form(operation: Operation) -> Form:
     )
 
 
-def _chosen(form: FormChoice, dtype: Format) -> Form:
+def form_of(form: FormChoice, dtype: Format) -> Form:
+    """The program of one entry of a palette, with `dtype` operands."""
     return Form(
         operand=dtype,
         packed=form.packed,

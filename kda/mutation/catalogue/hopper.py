@@ -338,19 +338,6 @@ HOPPER = (
         dtype="bf16",
         tokens=64,  # which entries of A lose something is chance
     ),
-    _mistake(
-        "last-merge-in-float32-for-every-row",
-        "a beta above 1 sends the last merge of earlier rows through float32 too",
-        "FLA #1240 (later tokens that enter by rounding)",
-        _prep(
-            "the rows of the merge in float32",
-            "_p(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, _s - 32)",
-            "_p(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, 0)",
-        ),
-        law=FUTURE,
-        dtype="bf16",
-        tokens=64,  # which entries of A round the other way is chance
-    ),
     # Heads, gates, norms, the scale.
     _mistake(
         "query-head-by-remainder",
