@@ -63,7 +63,9 @@ def test_a_known_mistake_is_caught(mistake, form, target, request):
     row = row_of(task_of(mistake, form, target, [SEED], original_of(request, form)))
     mistake = mistake.of(form)
     assert row.status == KILLED, f"{mistake.name}: {mistake.sentence}. {mistake.law} did not see it in 400 cases"
-    assert row.law == mistake.law or (row.law in (CRASH, HANG) and target == "cuda"), f"{row.law}: {row.said}"
+    # On CUDA a mistake may be the end of its process; a wait for the wrong tile may have none.
+    ended = {"hopper": (CRASH, HANG)}.get(form, (CRASH,)) if target == "cuda" else ()
+    assert row.law == mistake.law or row.law in ended, f"{row.law}: {row.said}"
     if row.case is not None:
         case = case_of(row.case)
         lengths, heads = ((case.N,) * case.B, case.H) if isinstance(case, Case) else (case.sequences, case.HV)
