@@ -251,6 +251,8 @@ class MirrorHopper(Implementation):
 
 #: What the Hopper program takes: its three walks.
 HOPPER_TILES = tuple(TileChoice(128, 128, CHUNK, block_DV) for block_DV in (16, 32, 64))
+#: Its longest case: a walk keeps the tiles of three chunks, and those of the fourth lie where those of the first did.
+HOPPER_TOKENS = 4 * CHUNK + 1
 
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
 #: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
@@ -505,8 +507,9 @@ class KdaHopper(TorchImplementation):
     summary = "the Hopper program of kda_forward: TMA and wgmma, DK = DV = 128"
     mirrored = True
 
-    def __init__(self, programs: Any = None) -> None:
+    def __init__(self, programs: Any = None, launching: ModuleType | None = None) -> None:
         self._programs = programs
+        self._own_launching = launching
 
     def targets(self) -> tuple[str, ...]:
         hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
@@ -516,7 +519,7 @@ class KdaHopper(TorchImplementation):
         return (F16, BF16)
 
     def support(self, target: str, dtype: Format) -> Support:
-        return hopper_support(HOPPER_TILES, dtype)
+        return replace(hopper_support(HOPPER_TILES, dtype), max_tokens=HOPPER_TOKENS)
 
     def _form(self, dtype: Format, initial_state: bool) -> Any:
         from kda.kernels.form import Form
@@ -526,7 +529,7 @@ class KdaHopper(TorchImplementation):
     def _launching(self) -> Any:
         from kda.kernels.hopper import launching
 
-        return launching
+        return self._own_launching or launching
 
     def _compiled(self, inputs: Inputs, tile: Tile) -> tuple[Any, Any]:
         launching = self._launching()
@@ -562,22 +565,27 @@ class KdaHopper(TorchImplementation):
         launching.launch(call, tile.block_DV, self._programs or launching.OWN)
 
     def sources(self) -> Mapping[str, Source]:
-        from kda.kernels.hopper import prep, walk
+        from kda.kernels.hopper import launching, prep, walk
 
         return {
             "prep": Source(prep, "prep"),
             "walk_wide": Source(walk, "walk_wide"),
             "walk_narrow": Source(walk, "walk_narrow"),
+            "launching": Source(launching, "launch"),
         }
 
     def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
-        found = {role: getattr(module, self.sources()[role].function) for role, module in modules.items()}
-        return KdaHopper(self._launching().Programs(**found))
+        programs = {role: getattr(module, role) for role, module in modules.items() if role != "launching"}
+        return KdaHopper(self._launching().Programs(**programs), modules.get("launching"))
 
     def operations(self) -> tuple[OperationImplementation, ...]:
         from kda.implementations.operation import Hopper
+        from kda.implementations.program import HopperProgram
 
-        return (Hopper(),) if self._programs is None else ()
+        # The engine runs the programs that are here; rewritten ones run without it.
+        if self._programs is None:
+            return (Hopper(),)
+        return (HopperProgram(self._programs, launching=self._own_launching),)
 
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_hopper(inputs, inputs.dtype, self.exp2(target), lean=lean)
