@@ -903,11 +903,12 @@ def test_an_engine_is_named(calls):
 
 def test_the_engines_are_listed():
     lines = CliRunner().invoke(main, ["engines"]).stdout.splitlines()
-    rows = [line for line in lines if line.split()[:1] in (["hopper"], ["portable"])]
-    assert [row.split()[0] for row in rows] == ["hopper", "portable"]
-    assert "compute capability 9.0" in rows[0]
-    assert "f16 bf16 f32" in rows[1]
-    assert "cpu" in rows[1]
+    rows = [line for line in lines if line.split()[:1] in (["steps"], ["hopper"], ["portable"])]
+    assert [row.split()[0] for row in rows] == ["steps", "hopper", "portable"]
+    assert "16, 2 if packed" in rows[0]
+    assert "compute capability 9.0" in rows[1]
+    assert "f16 bf16 f32" in rows[2]
+    assert ["cpu" in row for row in rows] == [True, False, True]
 
 
 # CUDA

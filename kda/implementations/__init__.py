@@ -2,9 +2,10 @@
 
 Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, its program for
 Hopper GPUs `kda_hopper` and that one's `mirror_hopper`, its program for short sequences `kda_steps`, and mirrors of
-kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages add theirs through the entry point group `kda.implementations`; a class in a file is named `path/to/file.py:Name`, one
-in a module `package.module:Name`. An edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`,
-`path/to/forward.py:kda_forward`.
+kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages add theirs through the entry point group
+`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
+edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`, `path/to/forward.py:kda_forward`,
+`path/to/steps.py:kda_steps`.
 """
 
 from __future__ import annotations

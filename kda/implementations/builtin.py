@@ -519,7 +519,7 @@ class KdaForward(_TileLang):
 
 
 class KdaSteps(_TileLang):
-    """The program of `kda_forward` that goes token by token, on the CPU or on CUDA; C is the tokens loaded at a time."""
+    """The program of `kda_forward` that goes token by token, on the CPU or on CUDA; C tokens are loaded at once."""
 
     name = "kda_steps"
     summary = "the program of kda_forward for short sequences, token by token in float32"

@@ -22,9 +22,8 @@ class Engine:
     """One program. It covers every `Form` whose operands are in `operands`, with DK and DV in `channels`.
 
     module: where its `launch(call)` is, imported by the first call. capability: the compute capability of the CUDA
-    devices that it is written for; None where it takes any, and CPUs too. short: the most tokens of a sequence, in dense
-    calls and on average in packed ones, up to which it is chosen; None where any number will do. Asked for by name, it
-    computes longer ones too.
+    devices that it is written for; None where it takes any, and CPUs too. short: up to how many tokens of a sequence it
+    is chosen, in dense calls and, on average, in packed ones; None for any number. Asked for by name it computes all.
     """
 
     name: str
@@ -87,8 +86,8 @@ def _capability_words(capability: tuple[int, int]) -> str:
     return f"compute capability {capability[0]}.{capability[1]}"
 
 
-#: The host does not know the lengths of packed sequences, and one long one among short ones would keep a few programs of
-#: "steps" walking for long; with at most two tokens on average a call is taken for one that decodes.
+#: "steps" is right for any length, and slow for long ones. The host does not know the lengths of packed sequences: with
+#: at most two tokens on average, a call is taken for one that decodes.
 ENGINES: tuple[Engine, ...] = (
     Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
     Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),

@@ -15,7 +15,7 @@ from kda.references.prologue import NORM_PART
 
 __all__ = ["AT_ONCE", "STEPS", "launch", "shared_memory_steps", "tile_for", "with_threads"]
 
-#: Tokens that a program loads at once: of a call whose sequences have one each, as far as the host knows, and of others.
+#: Tokens that a program loads at once: where sequences have one token, on average, and where they have more.
 AT_ONCE = (1, 8)
 #: Value channels of one program by target, the best first.
 BLOCKS_DV: dict[str, tuple[int, ...]] = {"cuda": (32, 16), "c": (64, 32, 16)}
