@@ -5,6 +5,7 @@ import inspect
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from test_forms import FEATURES, LENGTHS, ROWS, UNTOUCHED, call_of, copied, members, mirror, of_row, plain, same
 
 from kda.case import Case
+from kda.diagnosis.stages import first_wrong_stage
+from kda.diagnosis.wrong import examined, wrong_run
 from kda.formats import BF16, F16, F32, F64
 from kda.implementations import implementation
 from kda.implementations.builtin import STEP_TILES, KdaSteps
@@ -28,6 +31,7 @@ from kda.numerics.steps import judge_recurrent
 from kda.ops import kda_forward
 from kda.problem import InputError, Inputs, Outputs, Tile
 from kda.references import ref_A_fast, ref_steps
+from kda.suite.laws import Subject, load_laws
 from kda.support import Support, TileChoice
 from strategies import wild_cases
 
@@ -374,6 +378,18 @@ def test_an_edited_copy_is_an_implementation(tmp_path):
     assert mine.operations() == ()
     inputs = BUSY.inputs()
     assert not mine.run(inputs, BUSY.tile, "c").equals(KERNEL.run(inputs, BUSY.tile, "c"))
+
+
+def test_a_failure_is_described(tmp_path):
+    """Nobody knows its stages: a report says which rows are wrong, and no more."""
+    (tmp_path / "wrong.py").write_text(inspect.getsource(steps).replace("- w[j]", "+ w[j]"))
+    subject = Subject(implementation(f"{tmp_path / 'wrong.py'}:kda_steps"), "c", F16)
+    law = load_laws(Path(__file__).parents[1] / "properties", "kernel")["kernel.matches_reference_A"]
+    found = wrong_run(examined(law, subject, BUSY))
+    assert found is not None
+    staged = first_wrong_stage(found)
+    assert staged.stage is None
+    assert staged.instead
 
 
 def test_it_is_under_the_laws_of_the_operation():

@@ -556,6 +556,9 @@ class KdaSteps(_TileLang):
     def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
         return KdaSteps(getattr(modules["kernel"], self.sources()["kernel"].function))
 
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        return None
+
     def operations(self) -> tuple[OperationImplementation, ...]:
         from kda.implementations.operation import Steps
 
