@@ -551,7 +551,7 @@ REFUSED = {
     "dt_bias-alone": ({"dt_bias": torch.zeros(32)}, "dt_bias is given and use_gate_in_kernel is False"),
     "dt_bias-shape": (GATED | {"dt_bias": torch.zeros(16)}, r"dt_bias has shape \(16,\); .* = \(2, 16\)"),
     "no-logits": ({"allow_neg_eigval": True}, "allow_neg_eigval is True and use_beta_sigmoid_in_kernel is False"),
-    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'steps', 'hopper', 'portable' or None"),
+    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'hopper', 'steps', 'portable' or None"),
     "engine-type": ({"engine": 3}, "engine is 3; expected a name or None"),
     "engine-elsewhere": (
         {"engine": "hopper"},

@@ -88,9 +88,10 @@ def _capability_words(capability: tuple[int, int]) -> str:
 
 #: "steps" is right for any length, and slow for long ones. The host does not know the lengths of packed sequences: with
 #: at most two tokens on average, a call is taken for one that decodes.
+#: `steps` belongs before `hopper`, and goes there when it has been run and timed on a GPU.
 ENGINES: tuple[Engine, ...] = (
-    Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
     Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),
+    Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
     Engine("portable", "one TileLang program for all", "kda.kernels.portable", (F16, BF16, F32), range(16, 257, 16)),
 )
 
