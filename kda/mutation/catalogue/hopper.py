@@ -17,8 +17,8 @@ FUTURE = "time.the_future_does_not_change_the_past"
 
 #: The walk of 64 value channels; the tile of an entry that names none has the narrowest.
 _WIDE = TileChoice(DK=128, DV=128, C=64, block_DV=64)
-#: Four chunks: the tiles of the fourth lie where those of the first did.
-_ROUND = 257
+#: As long as any case: the tiles of the fourth chunk lie where those of the first did.
+_ROUND = 321
 
 _PLAIN = FormChoice(128, 128, state=True)
 _PACKED = FormChoice(128, 128, packed=True, state=True)
