@@ -27,6 +27,7 @@ from kda.kernels.launch import DTYPES, SHARED_MEMORY
 from kda.kernels.stepwise import AT_ONCE, BLOCKS_DV, launch, shared_memory_steps, tile_for, with_threads
 from kda.numerics.budget import doubling_units, mirror_units, operand_units
 from kda.numerics.compare import all_finite, compare
+from kda.numerics.operation import rounded_inputs_bound
 from kda.numerics.steps import judge_recurrent
 from kda.ops import kda_forward
 from kda.problem import InputError, Inputs, Outputs, Tile
@@ -468,3 +469,24 @@ def test_every_palette_tile_fits():
     for dtype in DTYPES:
         assert all(shared_memory_steps(Tile(t.C, t.block_DV, dtype), t.DK) < SHARED_MEMORY for t in STEP_TILES)
     assert stepwise.STEPS.program() is steps.kda_steps
+
+
+# What the law of rotations allows
+
+
+@pytest.mark.parametrize("names", [("q", "k"), ("initial_state",)], ids="-".join)
+def test_inputs_that_are_rounded_once_more_are_bounded(names):
+    """The worst of some cases comes near it; a state that no key touches errs by all that it is allowed."""
+    ratios = []
+    for seed in range(20):
+        k = "positive" if "k" in names else "zeros"
+        inputs = alone(seed=seed, gate="uniform:0.9:1.0", k=k, q="positive", dtype=BF16)
+        random = np.random.default_rng(seed)
+        units = {"q": BF16, "k": BF16, "initial_state": F32}
+        exact = inputs.replace(
+            **{n: getattr(inputs, n) * (1 + units[n].unit_roundoff * random.choice((-1, 1))) for n in names}
+        )
+        verdicts = compare(ref_A_fast(exact), ref_A_fast(inputs), rounded_inputs_bound(inputs))
+        ratios += [verdict.ratio for verdict in verdicts]
+    assert max(ratios) <= 1
+    assert max(ratios) > (0.1 if "q" in names else 0.99)
