@@ -484,7 +484,7 @@ def test_inputs_that_are_rounded_once_more_are_bounded(names):
         random = np.random.default_rng(seed)
         units = {"q": BF16, "k": BF16, "initial_state": F32}
         exact = inputs.replace(
-            **{n: getattr(inputs, n) * (1 + units[n].unit_roundoff * random.choice((-1, 1))) for n in names}
+            **{n: getattr(inputs, n) * (1 + 0.999 * units[n].unit_roundoff * random.choice((-1, 1))) for n in names}
         )
         verdicts = compare(ref_A_fast(exact), ref_A_fast(inputs), rounded_inputs_bound(inputs))
         ratios += [verdict.ratio for verdict in verdicts]
