@@ -627,8 +627,10 @@ def test_no_gate_is_too_deep_for_the_judge(dtype, gate):
 @NARROW
 def test_certified_cases_are_exact_in_the_mirror(dtype):
     certified = halved = 0
-    for case in drawn(dtype, 800, lattice_cases, seed=9):
+    for number, case in enumerate(drawn(dtype, 800, lattice_cases, seed=9)):
         inputs = case.inputs()
+        if number >= 200 and not inputs.g.any():  # enough of those; gates that halve, and can be certified, are rare
+            continue
         exact = exact_outputs(inputs, case.C)
         if exact is not None:
             certified += 1
