@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 NAMES = "Whom: ours, fla, flash_kda."
 ENGINE = click.option(
-    "--engine", type=click.Choice(("hopper", "portable")), help="The engine of kda_forward [default: its choice]."
+    "--engine",
+    type=click.Choice(("steps", "hopper", "portable")),
+    help="The engine of kda_forward [default: its choice].",
 )
 WHO = click.option("--only", multiple=True, default=["ours"], show_default=True, metavar="NAME", help=NAMES)
 MODE = click.option("--mode", default="computed", show_default=True, type=click.Choice(MODES))

@@ -80,7 +80,8 @@ def kda_forward(
 
     out, final_state: contiguous buffers to write to, which share no memory with another argument; fresh ones otherwise.
     check: look at the values too, which waits for the device; without it no value is looked at, nothing waits, and a
-    call can be captured in a CUDA graph. engine: "hopper" or "portable", the first that covers the call where None.
+    call can be captured in a CUDA graph. engine: "steps", "hopper" or "portable"; where None, the first that
+    covers the call, "steps" for sequences of a few tokens alone. Another engine has other low bits.
 
     There is no backward pass: inputs that require a gradient are refused unless gradients are off. Raises InputError,
     before anything is launched, for whatever does not fit.
@@ -239,7 +240,9 @@ def _plan(seen: tuple[Seen | None, ...], options: Options) -> _Plan:
 def _planned(seen: tuple[Seen | None, ...], options: Options, engine: str | None) -> tuple[_Plan, Engine]:
     """The plan and the engine of a call: kept, since most calls look like an earlier one."""
     plan = _plan(seen, options)
-    return plan, choose(plan.form, plan.extents.DK, plan.extents.DV, _named(seen)["q"][2], engine)
+    extents = plan.extents
+    tokens = extents.B * extents.N / max(extents.S, 1)
+    return plan, choose(plan.form, extents.DK, extents.DV, _named(seen)["q"][2], engine, tokens)
 
 
 def _named(things: tuple[Any, ...]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Support:
     out has no limit), or over one sub-chunk of sub_C tokens where gamma starts anew at those; max_token_gate: the
     largest |g| of one token. pairs: whether the decay inside a (sub-)chunk is formed for each pair of tokens and not
     split. inverse: whether the triangular system is inverted, and decays multiplied, see `kda.numerics.budget.judge`.
+    recurrent: whether it goes token by token and rounds o alone, see `kda.numerics.steps`.
     max_beta: 1 to 2. initial_state: whether one may be passed. max_tokens, max_batch, max_heads: the largest N,
     B and H worth asking for.
     """
@@ -57,6 +58,7 @@ class Support:
     sub_C: int | None = None
     pairs: bool = False
     inverse: bool = False
+    recurrent: bool = False
     max_token_gate: float = inf
     max_beta: float = 1.0
     initial_state: bool = True

@@ -142,8 +142,13 @@ def same(call: Call, other: Call) -> bool:
     return torch.equal(call.o, other.o) and (states == (None, None) or torch.equal(*states))
 
 
-def mirror(call: Call, C: int = 32) -> Call:
-    """What `call` must give: the prologue, then `ref_forward`, sequence by sequence."""
+def chunkwise(inputs: Inputs, precision: Format, exp2, scale: float):
+    """`ref_forward` with the chunks of `tile`."""
+    return ref_forward(inputs, 32, 16, precision, exp2, scale=scale)
+
+
+def mirror(call: Call, reference=chunkwise) -> Call:
+    """What `call` must give: the prologue, then the reference, sequence by sequence."""
     form = call.form
     machine = Arithmetic(form.operand, lambda x: exp2_on("c", x))
 
@@ -167,7 +172,7 @@ def mirror(call: Call, C: int = 32) -> Call:
         if rows.start < rows.stop:
             one = {name: x[None, rows].astype(np.float64) for name, x in arrays.items()}
             inputs = Inputs(**one, initial_state=state[None].astype(np.float64), dtype=form.operand)
-            got = ref_forward(inputs, C, 16, form.operand, machine.exp2, scale=call.scale)
+            got = reference(inputs, form.operand, machine.exp2, scale=call.scale)
             wanted.o[rows] = torch.from_numpy(got.o[0]).to(wanted.o.dtype)
             state = got.final_state[0]
         if wanted.final_state is not None:

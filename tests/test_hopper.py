@@ -143,6 +143,37 @@ def test_walks_load_ahead_in_a_warpgroup_of_their_own(width, name):
     assert text.count("tma_load") >= 6
 
 
+def test_tilelang_lets_warpgroups_that_run_side_by_side_share_bytes():
+    # The minimal case of docs/forward.md. Where this fails, TileLang is mended and WALK_PASSES need no option for it.
+    compiling.tilelang()
+    import tilelang.language as T
+
+    @T.prim_func
+    def side_by_side(X: T.Tensor([2, 128], "float32"), Y: T.Tensor([2, 128], "float32")):
+        with T.Kernel(1, threads=256):
+            first = T.alloc_shared([128], "float32")
+            second = T.alloc_shared([128], "float32")
+            lane = T.get_thread_binding(0) % 128
+            with T.ws(0):
+                for n in T.serial(64):
+                    first[lane] = X[0, lane] + n
+                    T.sync_threads(1, 128)
+                    Y[0, lane] = first[127 - lane]
+                    T.sync_threads(1, 128)
+            with T.ws(1):
+                for n in T.serial(64):
+                    second[lane] = X[1, lane] + n
+                    T.sync_threads(2, 128)
+                    Y[1, lane] = second[127 - lane]
+                    T.sync_threads(2, 128)
+
+    def places(passes):
+        return re.findall(r"void\* (?:first|second) = .*buf_dyn_shmem \+ (\d+)", lowered(side_by_side, passes))
+
+    assert places({}) == ["0", "0"]
+    assert sorted(places({"tl.disable_shared_memory_reuse": True})) == ["0", "512"]
+
+
 def test_the_walk_is_the_narrowest_that_runs_at_once():
     widths = [launching.walk_for(heads, 132) for heads in (1, 16, 17, 33, 34, 64, 10_000)]
     assert widths == [16, 16, 32, 32, 64, 64, 64]

@@ -508,7 +508,7 @@ def test_a_shape_that_breaks_off_is_reported_and_the_rest_goes_on(forward, tmp_p
     assert done.exit_code == 1
     assert [one.shape for one in Report.read(path).measured] == ["1,4,1"]
     assert "1,3,1 (raw) broke off: RuntimeError: CUDA error" in done.output
-    assert "kda_forward (raw) launched kda_prep kda_walk kda_forward." in done.output
+    assert "kda_forward (raw) launched kda_steps kda_prep kda_walk kda_forward." in done.output
 
 
 def test_a_run_stops_when_its_time_is_over(forward, tmp_path):

@@ -4,15 +4,14 @@ import itertools
 import re
 from dataclasses import replace
 from math import inf, log, nan
-from unittest import mock
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from draws import by_seed_alone
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture import providers
 
 from kda.case import Case
 from kda.formats import BF16, F16, F32, F64, FORMATS, Format, format_named
@@ -51,12 +50,8 @@ def drawn(dtype: Format, number: int, strategy=cases, seed: int = 0, **narrowing
     def draw(case: Case) -> None:
         found.append(case)
 
-    # Hypothesis also draws the integers that it finds in the source of every module that is loaded: a statistic of
-    # draws must not hang on what else there is.
-    providers.CONSTANTS_CACHE.cache.clear()
-    with mock.patch.object(providers, "_get_local_constants", providers.Constants):
+    with by_seed_alone():
         draw()
-    providers.CONSTANTS_CACHE.cache.clear()
     return found
 
 
@@ -632,8 +627,10 @@ def test_no_gate_is_too_deep_for_the_judge(dtype, gate):
 @NARROW
 def test_certified_cases_are_exact_in_the_mirror(dtype):
     certified = halved = 0
-    for case in drawn(dtype, 800, lattice_cases, seed=9):
+    for number, case in enumerate(drawn(dtype, 800, lattice_cases, seed=9)):
         inputs = case.inputs()
+        if number >= 200 and not inputs.g.any():  # enough of those; gates that halve, and can be certified, are rare
+            continue
         exact = exact_outputs(inputs, case.C)
         if exact is not None:
             certified += 1

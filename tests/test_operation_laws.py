@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import by_seed_alone
 from float_operation import FLOAT, Holder, f32, with_mistake
 from hypothesis import HealthCheck, Phase, find, given, settings
 from small_project import ROOT, Project
@@ -45,7 +46,8 @@ def drawn(strategy, most: int = 300) -> list:
     def draw(case):
         cases.append(case)
 
-    draw()
+    with by_seed_alone():
+        draw()
     return cases
 
 

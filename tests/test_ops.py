@@ -257,11 +257,13 @@ def pieces(given, bounds):
 
 
 @pytest.mark.parametrize("state_v_first", [False, True])
-def test_a_packed_call_is_its_sequences(state_v_first):
+@pytest.mark.parametrize("engine", ["portable", "steps"])
+def test_a_packed_call_is_its_sequences(state_v_first, engine):
+    """By one engine: the choice of one depends on the lengths."""
     given = tensors(N=90, HV=4, DV=32)
     bounds = [0, 1, 18, 18, 82]
     states = torch.randn(4, 4, *((32, 16) if state_v_first else (16, 32)))
-    options = {"state_v_first": state_v_first, "output_final_state": True}
+    options = {"state_v_first": state_v_first, "output_final_state": True, "engine": engine}
     o, final = kda_forward(**given, **options, initial_state=states, cu_seqlens=torch.tensor(bounds))
     for s, alone in enumerate(pieces(given, bounds)):
         expected, state = kda_forward(**alone, **options, initial_state=states[s : s + 1])
@@ -549,7 +551,7 @@ REFUSED = {
     "dt_bias-alone": ({"dt_bias": torch.zeros(32)}, "dt_bias is given and use_gate_in_kernel is False"),
     "dt_bias-shape": (GATED | {"dt_bias": torch.zeros(16)}, r"dt_bias has shape \(16,\); .* = \(2, 16\)"),
     "no-logits": ({"allow_neg_eigval": True}, "allow_neg_eigval is True and use_beta_sigmoid_in_kernel is False"),
-    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'hopper', 'portable' or None"),
+    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'hopper', 'steps', 'portable' or None"),
     "engine-type": ({"engine": 3}, "engine is 3; expected a name or None"),
     "engine-elsewhere": (
         {"engine": "hopper"},
@@ -903,11 +905,13 @@ def test_an_engine_is_named(calls):
 
 def test_the_engines_are_listed():
     lines = CliRunner().invoke(main, ["engines"]).stdout.splitlines()
-    rows = [line for line in lines if line.split()[:1] in (["hopper"], ["portable"])]
-    assert [row.split()[0] for row in rows] == ["hopper", "portable"]
-    assert "compute capability 9.0" in rows[0]
-    assert "f16 bf16 f32" in rows[1]
-    assert "cpu" in rows[1]
+    names = [engine.name for engine in ENGINES]
+    rows = {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in names}
+    assert list(rows) == names
+    assert "16, 2 if packed" in rows["steps"]
+    assert "compute capability 9.0" in rows["hopper"]
+    assert "f16 bf16 f32" in rows["portable"]
+    assert {name for name, row in rows.items() if "cpu" in row} == {"steps", "portable"}
 
 
 # CUDA
@@ -923,7 +927,7 @@ def packed_on_cuda():
 
 
 @CUDA
-@pytest.mark.parametrize("engine", [None, "portable"])
+@pytest.mark.parametrize("engine", [None, "steps", "portable"])
 def test_a_captured_call_replays_with_other_sequences(engine):
     given = packed_on_cuda() | {"engine": engine}
     kda_forward(**given)
@@ -942,7 +946,7 @@ def test_a_captured_call_replays_with_other_sequences(engine):
 
 
 @CUDA
-@pytest.mark.parametrize("engine", [None, "portable"])
+@pytest.mark.parametrize("engine", [None, "steps", "portable"])
 def test_nothing_waits_for_the_device(engine):
     given = packed_on_cuda() | {"engine": engine}
     kda_forward(**given)

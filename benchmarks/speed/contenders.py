@@ -26,7 +26,11 @@ OURS = "kda_forward"
 FLA_ALONE = {"FLA_FLASH_KDA": "0", "FLA_TILELANG": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
 
 #: Kernels that a call of ours must launch, by engine: parts of their names.
-ENGINES: dict[str, tuple[str, ...]] = {"hopper": ("kda_prep", "kda_walk"), "portable": ("kda_forward",)}
+ENGINES: dict[str, tuple[str, ...]] = {
+    "steps": ("kda_steps",),
+    "hopper": ("kda_prep", "kda_walk"),
+    "portable": ("kda_forward",),
+}
 
 #: FLA's ways to compute the same: in chunks with pairwise diagonal blocks, in chunks with safe_gate, token by token.
 TOKENS = "fla fused_recurrent_kda"
@@ -63,7 +67,7 @@ def contenders(mode: Mode, shape: Shape, engine: str | None, only: Sequence[str]
 
     FLA in "computed" mode, FlashKDA in "raw" mode. Whoever is not installed is left out; `absent` says so.
     """
-    found = [_ours(engine)]
+    found = [_ours(engine or _chosen(shape))]
     if mode == "computed" and _installed("fla"):
         found += [_fla_chunks(False), _fla_chunks(True)]
         if shape.N <= FEW_TOKENS:
@@ -84,7 +88,18 @@ def _installed(module: str) -> bool:
     return torch.cuda.is_available() and find_spec(module) is not None
 
 
-def _ours(engine: str | None) -> Contender:
+def _chosen(shape: Shape) -> str:
+    """The engine that `kda_forward` takes for `shape` here."""
+    from kda.formats import BF16
+    from kda.kernels.engines import choose
+    from kda.kernels.form import Form
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    form, tokens = Form(BF16, packed=bool(shape.lengths)), shape.tokens / len(shape.sequences)
+    return choose(form, D, D, device, tokens=tokens).name
+
+
+def _ours(engine: str) -> Contender:
     from kda.ops import kda_forward
 
     def call(given: Given) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,9 +120,7 @@ def _ours(engine: str | None) -> Contender:
             engine=engine,
         )
 
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-    chosen = engine or ("hopper" if hopper else "portable")
-    return Contender(OURS, call, ENGINES[chosen])
+    return Contender(OURS, call, ENGINES[engine])
 
 
 def _fla() -> object:

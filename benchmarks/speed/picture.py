@@ -62,5 +62,5 @@ def _draw(axes: Any, mode: Mode, found: list[Pair], report: Report) -> None:
     axes.set_xscale("log")
     axes.margins(x=0.1)
     axes.set_title(TITLES[mode], fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="lower right", ncols=2)
     axes.grid(alpha=0.25)

@@ -39,8 +39,12 @@ def compile_all(work: Sequence[Family], engine: str | None, workers: int) -> lis
             error = done.exception()
             if error is not None:
                 name, mode, shapes = asked[done]
-                failed.append(f"compiling {name} for {shapes[0]} ({mode}) beforehand failed: {error}")
+                failed.append(f"compiling {name} for {shapes[0]} ({mode}) beforehand failed: {_first_line(error)}")
     return failed
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _compile(family: Family, engine: str | None) -> None:

@@ -20,7 +20,7 @@ def engines() -> None:
 
     here = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "what it is", "device", "q, k, v", "DK, DV", "here"):
+    for heading in ("name", "what it is", "device", "q, k, v", "DK, DV", "tokens", "here"):
         table.add_column(heading)
     for engine in ENGINES:
         form, channels = Form(engine.operands[0]), engine.channels[-1]
@@ -32,6 +32,7 @@ def engines() -> None:
             engine.device_words,
             operands,
             engine.channels_words,
+            engine.length_words,
             ", ".join(covered) or "-",
         )
     console_for().print(table)

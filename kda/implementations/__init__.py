@@ -1,11 +1,11 @@
 """Implementations under test, found by name.
 
-Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its
-`mirror_forward`, its program for Hopper GPUs `kda_hopper` and that one's `mirror_hopper`, that of its Hopper
-program, `mirror_hopper`, and mirrors of kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages
-add theirs through the entry point group `kda.implementations`; a class in a file is named `path/to/file.py:Name`, one
-in a module `package.module:Name`. An edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`,
-`path/to/forward.py:kda_forward`.
+Built in: `ref_A`, `ref_B`, `ref_C`, `kda_chunk`, its `mirror`, `kda_forward`, its `mirror_forward`, its program for
+Hopper GPUs `kda_hopper` and that one's `mirror_hopper`, its program for short sequences `kda_steps`, and mirrors of
+kernels that split over sub-chunks, `mirror_sub16` to `mirror_sub64`. Packages add theirs through the entry point group
+`kda.implementations`; a class in a file is named `path/to/file.py:Name`, one in a module `package.module:Name`. An
+edited copy of a kernel's file is one too: `path/to/chunk.py:kda_chunk`, `path/to/forward.py:kda_forward`,
+`path/to/steps.py:kda_steps`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _BUILT_IN = {
     "kda_chunk": "KdaChunk",
     "kda_forward": "KdaForward",
     "kda_hopper": "KdaHopper",
+    "kda_steps": "KdaSteps",
     "mirror": "Mirror",
     "mirror_forward": "MirrorForward",
     "mirror_hopper": "MirrorHopper",
@@ -97,10 +98,10 @@ def _required(function: Callable[..., object]) -> int:
 
 def _made(found: object, name: str) -> Implementation:
     if inspect.isfunction(found) and _required(found) == 6:
-        from kda.implementations.builtin import KdaChunk, KdaForward
+        from kda.implementations.builtin import KdaChunk, KdaForward, KdaSteps
 
-        # An edited copy of kda/kernels/chunk.py or forward.py, under which name it is launched.
-        found = KdaForward(found) if found.__name__ == "kda_forward" else KdaChunk(found)
+        # An edited copy of kda/kernels/chunk.py, forward.py or steps.py, under which name it is launched.
+        found = {"kda_forward": KdaForward, "kda_steps": KdaSteps}.get(found.__name__, KdaChunk)(found)
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Implementation):
         raise TypeError(

@@ -34,6 +34,7 @@ from kda.references import (
     ref_C_sub,
     ref_forward,
     ref_hopper,
+    ref_steps,
 )
 from kda.references.forward import SUB_CHUNK
 from kda.references.hopper import CHUNK, GROUP
@@ -42,11 +43,13 @@ from kda.support import Support, TileChoice
 
 if TYPE_CHECKING:
     from kda.implementations.operation import OperationImplementation
+    from kda.kernels.form import Call
 
 __all__ = [
     "KdaChunk",
     "KdaForward",
     "KdaHopper",
+    "KdaSteps",
     "Mirror",
     "MirrorForward",
     "MirrorHopper",
@@ -251,6 +254,9 @@ class MirrorHopper(Implementation):
 
 #: What the Hopper program takes: its three walks.
 HOPPER_TILES = tuple(TileChoice(128, 128, CHUNK, block_DV) for block_DV in (16, 32, 64))
+#: Its longest case: a walk keeps the tiles of three chunks, and those of the fourth lie where those of the first did.
+#: Up to here one case in eight has as many; up to the fourth chunk alone, one in sixteen.
+HOPPER_TOKENS = 5 * CHUNK + 1
 
 #: (DK, DV, C, block_DV) of the kernels that the properties compile: every C, every block_DV, DK < DV, DK > DV, pairs
 #: that differ in block_DV or in C alone, and the article's own size last. Few, since each costs seconds to compile.
@@ -271,6 +277,23 @@ CPU_PALETTE: tuple[tuple[int, int, int, int], ...] = (
 )
 
 CPU_TILES = tuple(TileChoice(*sizes) for sizes in CPU_PALETTE)
+
+#: What the program that goes token by token takes; its C is the tokens loaded at a time.
+STEP_TILES = tuple(
+    TileChoice(*sizes)
+    for sizes in (
+        (16, 16, 8, 16),
+        (16, 32, 8, 16),
+        (16, 32, 8, 32),
+        (32, 16, 1, 16),
+        (32, 16, 8, 16),
+        (48, 32, 8, 32),
+        (64, 48, 16, 16),
+        (64, 64, 8, 64),
+        (128, 128, 1, 32),
+        (128, 128, 8, 32),
+    )
+)
 
 #: What mirrors can run: chunks of 128 too, which the kernel does not take, for the article's sections 2.1 and 2.3.
 MIRROR_TILES = (*CPU_TILES, TileChoice(16, 16, 128, 16))
@@ -498,6 +521,78 @@ class KdaForward(_TileLang):
         return ref_forward(inputs, tile.C, tile.block_DV, inputs.dtype, self.exp2(target), lean=lean)
 
 
+class KdaSteps(_TileLang):
+    """The program of `kda_forward` that goes token by token, on the CPU or on CUDA; C tokens are loaded at once."""
+
+    name = "kda_steps"
+    summary = "the program of kda_forward for short sequences, token by token in float32"
+    chunked = False
+    checks_inputs = False
+
+    @property
+    def _kernel(self) -> Any:
+        from kda.kernels.stepwise import STEPS
+
+        return STEPS
+
+    def support(self, target: str, dtype: Format) -> Support:
+        return Support(dtypes=(dtype,), tiles=STEP_TILES, recurrent=True, max_beta=2.0, max_tokens=160)
+
+    def _compiled(self, inputs: Inputs, tile: Tile, target: str) -> Any:
+        from kda.kernels.form import Form
+        from kda.kernels.stepwise import with_threads
+
+        sizes, form = inputs.sizes, Form(inputs.dtype, initial_state=inputs.initial_state is not None)
+        return self._launch.compiled_kernel(
+            with_threads(tile), sizes.DK, sizes.DV, target, self._program, kernel=self._kernel, form=form
+        )
+
+    def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
+        from kda.kernels import stepwise
+
+        call = _plain_call(tensors, tile.dtype, o, final_state)
+        stepwise.launch(call, stepwise.with_threads(tile), self._program, self._check_tiles)
+
+    def sources(self) -> Mapping[str, Source]:
+        return {"kernel": super().sources()["kernel"]}
+
+    def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
+        return KdaSteps(getattr(modules["kernel"], self.sources()["kernel"].function))
+
+    def with_outputs(self, kernel: ModuleType, outputs: Sequence[Any]) -> Implementation | None:
+        return None
+
+    def operations(self) -> tuple[OperationImplementation, ...]:
+        from kda.implementations.operation import Steps
+
+        return (Steps(),) if self._program is None else ()
+
+    def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
+        return ref_steps(inputs, inputs.dtype, self.exp2(target), lean=lean)
+
+    def exact_mirror(self, target: str, dtype: Format) -> bool:
+        return target == "c"
+
+
+def _plain_call(tensors: dict[str, torch.Tensor], operand: Format, o: torch.Tensor, final_state: torch.Tensor) -> Call:
+    """B sequences of N tokens each, behind one another, with scale 1."""
+    from kda.kernels.form import Call, Form
+
+    dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    B, N = dense["q"].shape[:2]
+    q, k, v, g, beta = (dense[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta"))
+    state = dense.get("initial_state")
+    return Call(
+        Form(operand, initial_state=state is not None),
+        *(q, k, v, g, beta, o.flatten(0, 1)),
+        sequences=B,
+        length=N,
+        scale=1.0,
+        initial_state=state,
+        final_state=final_state,
+    )
+
+
 class KdaHopper(TorchImplementation):
     """The Hopper program of `kda_forward`, on GPUs of compute capability 9.0; block_DV chooses its walk."""
 
@@ -505,8 +600,9 @@ class KdaHopper(TorchImplementation):
     summary = "the Hopper program of kda_forward: TMA and wgmma, DK = DV = 128"
     mirrored = True
 
-    def __init__(self, programs: Any = None) -> None:
+    def __init__(self, programs: Any = None, launching: ModuleType | None = None) -> None:
         self._programs = programs
+        self._own_launching = launching
 
     def targets(self) -> tuple[str, ...]:
         hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
@@ -516,7 +612,7 @@ class KdaHopper(TorchImplementation):
         return (F16, BF16)
 
     def support(self, target: str, dtype: Format) -> Support:
-        return hopper_support(HOPPER_TILES, dtype)
+        return replace(hopper_support(HOPPER_TILES, dtype), max_tokens=HOPPER_TOKENS)
 
     def _form(self, dtype: Format, initial_state: bool) -> Any:
         from kda.kernels.form import Form
@@ -526,7 +622,7 @@ class KdaHopper(TorchImplementation):
     def _launching(self) -> Any:
         from kda.kernels.hopper import launching
 
-        return launching
+        return self._own_launching or launching
 
     def _compiled(self, inputs: Inputs, tile: Tile) -> tuple[Any, Any]:
         launching = self._launching()
@@ -543,41 +639,32 @@ class KdaHopper(TorchImplementation):
         return "\n".join(str(kernel.get_kernel_source()) for kernel in self._compiled(inputs, tile))
 
     def call(self, tensors: dict[str, torch.Tensor], tile: Tile, o: torch.Tensor, final_state: torch.Tensor) -> None:
-        from kda.kernels.form import Call
-
         launching = self._launching()
-        dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        B, N = dense["q"].shape[:2]
-        q, k, v, g, beta = (dense[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta"))
-        state = dense.get("initial_state")
-        call = Call(
-            self._form(tile.dtype, state is not None),
-            *(q, k, v, g, beta, o.flatten(0, 1)),
-            sequences=B,
-            length=N,
-            scale=1.0,
-            initial_state=state,
-            final_state=final_state,
-        )
+        call = _plain_call(tensors, tile.dtype, o, final_state)
         launching.launch(call, tile.block_DV, self._programs or launching.OWN)
 
     def sources(self) -> Mapping[str, Source]:
-        from kda.kernels.hopper import prep, walk
+        from kda.kernels.hopper import launching, prep, walk
 
         return {
             "prep": Source(prep, "prep"),
             "walk_wide": Source(walk, "walk_wide"),
             "walk_narrow": Source(walk, "walk_narrow"),
+            "launching": Source(launching, "launch"),
         }
 
     def rewritten(self, modules: Mapping[str, ModuleType]) -> Implementation:
-        found = {role: getattr(module, self.sources()[role].function) for role, module in modules.items()}
-        return KdaHopper(self._launching().Programs(**found))
+        programs = {role: getattr(module, role) for role, module in modules.items() if role != "launching"}
+        return KdaHopper(self._launching().Programs(**programs), modules.get("launching"))
 
     def operations(self) -> tuple[OperationImplementation, ...]:
         from kda.implementations.operation import Hopper
+        from kda.implementations.program import HopperProgram
 
-        return (Hopper(),) if self._programs is None else ()
+        # The engine runs the programs that are here; rewritten ones run without it.
+        if self._programs is None:
+            return (Hopper(),)
+        return (HopperProgram(self._programs, launching=self._own_launching),)
 
     def mirror(self, inputs: Inputs, tile: Tile, target: str, lean: float = 0.0) -> Outputs:
         return ref_hopper(inputs, inputs.dtype, self.exp2(target), lean=lean)

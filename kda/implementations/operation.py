@@ -12,13 +12,14 @@ from kda.formats import BF16, F16, F32
 from kda.implementations.base import MemoryViolation
 from kda.kernels.compile import available_targets
 from kda.numerics.budget import Judged, judge, operand_units
+from kda.numerics.steps import judge_recurrent
 from kda.operation_support import FORMS, OperationSupport, with_channels
 from kda.problem import Inputs
 from kda.references.forward import SUB_CHUNK
 from kda.references.hopper import GROUP
 from kda.references.operation import Operation, OperationOutputs
 
-__all__ = ["CHUNK", "Hopper", "OperationImplementation", "Portable", "array_of", "tensors_of"]
+__all__ = ["CHUNK", "Hopper", "OperationImplementation", "Portable", "Steps", "array_of", "tensors_of"]
 
 #: Tokens of a chunk, unless an implementation says otherwise.
 CHUNK = 64
@@ -145,3 +146,15 @@ class Hopper(_Engine):
     def judge(self, inputs: Inputs, target: str) -> Judged:
         units = operand_units(inputs, CHUNK, inputs.dtype, inverse=True)
         return judge(inputs, CHUNK, units, GROUP, pairs=True, inverse=True)
+
+
+class Steps(_Engine):
+    """The program that goes token by token, on the CPU or on CUDA."""
+
+    name, summary = "steps", "the recurrence token by token in float32, every form"
+
+    def support(self, target: str) -> OperationSupport:
+        return OperationSupport((F16, BF16, F32))
+
+    def judge(self, inputs: Inputs, target: str) -> Judged:
+        return judge_recurrent(inputs, operand_units(inputs, 1, inputs.dtype))

@@ -1,4 +1,4 @@
-"""The portable program of `kda_forward` as it is, without the front: an edited one, for one form and at any tile."""
+"""The programs of `kda_forward` as they are, without the front: edited ones, for one form and at any tile."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from kda.formats import BF16, F16, F32, Format
-from kda.implementations.operation import OperationImplementation, array_of, tensors_of
+from kda.implementations.operation import Hopper, OperationImplementation, array_of, tensors_of
 from kda.kernels.compile import available_targets
 from kda.kernels.form import Beta, Call, Form, Gate
 from kda.kernels.launch import FORWARD, OUTPUT, compiled_kernel, execute, parameters
 from kda.numerics.budget import Judged, judge, operand_units
-from kda.operation_support import FORMS, FormChoice, OperationSupport
-from kda.problem import Inputs, Tile
+from kda.operation_support import FORMS, FormChoice, OperationSupport, with_channels
+from kda.problem import Inputs, Sizes, Tile
 from kda.references.forward import SUB_CHUNK
 from kda.references.operation import Operation, OperationOutputs
 
-__all__ = ["Program"]
+__all__ = ["HopperProgram", "Program", "form_of"]
 
 
 class Program(OperationImplementation):
@@ -52,7 +52,7 @@ class Program(OperationImplementation):
     def prepare(self, target: str, dtype: Format) -> None:
         """Compile its forms for `dtype` operands; what importing or compiling them raises."""
         for form in self._forms:
-            self._kernel(_chosen(form, dtype), form.DK, form.DV, target)
+            self._kernel(form_of(form, dtype), form.DK, form.DV, target)
 
     def run(self, operation: Operation, target: str, poison: float = float("nan")) -> OperationOutputs:
         device = torch.device("cuda" if target == "cuda" else "cpu")
@@ -78,13 +78,60 @@ class Program(OperationImplementation):
             initial_state=given.get("initial_state"),
             final_state=final,
         )
-        execute(self._kernel(form, sizes.DK, sizes.DV, target), parameters(call), OUTPUT)
+        self._launch(call, sizes, target)
         return OperationOutputs(array_of(o), None if final is None else array_of(final), operation.state_v_first)
+
+    def _launch(self, call: Call, sizes: Sizes, target: str) -> None:
+        execute(self._kernel(call.form, sizes.DK, sizes.DV, target), parameters(call), OUTPUT)
 
     def _kernel(self, form: Form, DK: int, DV: int, target: str) -> Any:
         block_DV = next(width for width in (32, 16) if DV % width == 0)
         tile = Tile(self._C, block_DV, form.operand)
         return compiled_kernel(tile, DK, DV, target, self._program, kernel=FORWARD, form=form)
+
+
+class HopperProgram(Program):
+    """Rewritten launches of the Hopper program, which are ours where None; asked for `forms`.
+
+    launching: the module that compiles and launches them, where it is not ours.
+    """
+
+    name, summary = "hopper_program", "the Hopper program of kda_forward, launched as it is"
+
+    def __init__(
+        self, programs: Any = None, forms: tuple[FormChoice, ...] | None = None, launching: Any = None
+    ) -> None:
+        super().__init__(forms=with_channels(FORMS, 128, 128) if forms is None else forms)
+        from kda.kernels.hopper import launching as ours
+
+        self._launching: Any = launching or ours
+        self._programs = programs or self._launching.OWN
+        # Few heads take the narrow walk: where the wide one alone is another, it is what must run.
+        others = self._programs.walk_wide is not None and self._programs.walk_narrow is None
+        self._walk = self._launching.WIDE if others else None
+
+    def of(self, form: FormChoice) -> HopperProgram:
+        return HopperProgram(self._programs, (form,), self._launching)
+
+    def targets(self) -> tuple[str, ...]:
+        return Hopper().targets()
+
+    def support(self, target: str) -> OperationSupport:
+        return OperationSupport((F16, BF16), self._forms, channels=(128,))
+
+    def judge(self, inputs: Inputs, target: str) -> Judged:
+        return Hopper().judge(inputs, target)
+
+    def prepare(self, target: str, dtype: Format) -> None:
+        launching, programs, wide = self._launching, self._programs, self._walk is not None
+        for choice in self._forms:
+            form = form_of(choice, dtype)
+            launching.compiled_prep(form, wide, programs.prep)
+            step = programs.walk_wide if wide else programs.walk_narrow
+            launching.compiled_walk(form, self._walk or launching.NARROW[0], step)
+
+    def _launch(self, call: Call, sizes: Sizes, target: str) -> None:
+        self._launching.launch(call, self._walk, self._programs)
 
 
 def _form(operation: Operation) -> Form:
@@ -102,7 +149,8 @@ def _form(operation: Operation) -> Form:
     )
 
 
-def _chosen(form: FormChoice, dtype: Format) -> Form:
+def form_of(form: FormChoice, dtype: Format) -> Form:
+    """The program of one entry of a palette, with `dtype` operands."""
     return Form(
         operand=dtype,
         packed=form.packed,

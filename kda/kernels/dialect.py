@@ -61,6 +61,18 @@ class Dialect:
         """A loop whose iterations follow one another in each lane, and whose index may address registers."""
         raise NotImplementedError
 
+    def vector(self, extent: int) -> Any:
+        """A loop over consecutive numbers, which a lane moves at once."""
+        raise NotImplementedError
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """X y + z in float32; where the target has such an instruction, rounded once."""
+        raise NotImplementedError
+
+    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
+        """Make x[j] of each of `lanes` neighbours, a power of two, the sum of theirs, the same in all."""
+        raise NotImplementedError
+
     def round(self, value: Any) -> Any:
         """`value` rounded to nearest in the operand format."""
         return T.Cast(self.operand, value)
@@ -104,6 +116,15 @@ class CpuDialect(Dialect):
     def steps(self, extent: Any) -> Any:
         return T.serial(extent)
 
+    def vector(self, extent: int) -> Any:
+        return T.serial(extent)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        return z + x * y
+
+    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
+        return None
+
     def round(self, value: Any) -> Any:
         if self.format.name != "bfloat16":
             return T.Cast(self.operand, value)
@@ -143,6 +164,15 @@ class CudaDialect(Dialect):
     def steps(self, extent: Any) -> Any:
         return T.unroll(extent)
 
+    def vector(self, extent: int) -> Any:
+        return T.vectorized(extent)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        return T.ieee_fmaf(x, y, z)
+
+    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
+        return _add_lanes(x, j, lanes)
+
     def gemm(self, a: Any, b: Any, acc: Any, **options: Any) -> Any:
         if self.format is F32:
             return _gemm_float32(a, b, acc, **options)
@@ -158,6 +188,12 @@ def _gemm_float32(a, b, acc, transpose_A=False, transpose_B=False, clear_accum=F
             left = a[inner, i] if transpose_A else a[i, inner]
             right = b[j, inner] if transpose_B else b[inner, j]
             acc[i, j] = acc[i, j] + left * right
+
+
+@T.macro
+def _add_lanes(x, j, lanes):  # type: ignore[no-untyped-def]
+    for bit in range(lanes.bit_length() - 1):
+        x[j] = x[j] + T.shfl_xor(x[j], 1 << bit)
 
 
 def threads_for(tile: Tile, DK: int, rows: int | None = None) -> int:

@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -21,7 +22,8 @@ class Engine:
     """One program. It covers every `Form` whose operands are in `operands`, with DK and DV in `channels`.
 
     module: where its `launch(call)` is, imported by the first call. capability: the compute capability of the CUDA
-    devices that it is written for; None where it takes any, and CPUs too.
+    devices that it is written for; None where it takes any, and CPUs too. short: up to how many tokens of a sequence it
+    is chosen, in dense calls and, on average, in packed ones; None for any number. Asked for by name it computes all.
     """
 
     name: str
@@ -30,6 +32,11 @@ class Engine:
     operands: tuple[Format, ...]
     channels: range
     capability: tuple[int, int] | None = None
+    short: tuple[int, int] | None = None
+
+    def suits(self, form: Form, tokens: float) -> bool:
+        """Whether it is meant for sequences of so many tokens, on average where they have lengths of their own."""
+        return self.short is None or tokens <= self.short[form.packed]
 
     def refuses(self, form: Form, DK: int, DV: int, device: torch.device) -> str | None:
         """Why it does not compute such calls, as in "DK is 64; expected 128"; None where it does."""
@@ -54,6 +61,11 @@ class Engine:
         return str(first) if first == last else f"a multiple of {self.channels.step} from {first} to {last}"
 
     @property
+    def length_words(self) -> str:
+        """The tokens of a sequence up to which it is chosen: "any", or "16, 2 if packed"."""
+        return "any" if self.short is None else f"{self.short[0]}, {self.short[1]} if packed"
+
+    @property
     def device_words(self) -> str:
         """The devices that it runs on."""
         return "CPU, CUDA" if self.capability is None else f"CUDA, {_capability_words(self.capability)}"
@@ -74,8 +86,12 @@ def _capability_words(capability: tuple[int, int]) -> str:
     return f"compute capability {capability[0]}.{capability[1]}"
 
 
+#: "steps" is right for any length, and slow for long ones. The host does not know the lengths of packed sequences: with
+#: at most two tokens on average, a call is taken for one that decodes.
+#: `steps` belongs before `hopper`, and goes there when it has been run and timed on a GPU.
 ENGINES: tuple[Engine, ...] = (
     Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),
+    Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
     Engine("portable", "one TileLang program for all", "kda.kernels.portable", (F16, BF16, F32), range(16, 257, 16)),
 )
 
@@ -88,9 +104,13 @@ def engine_named(name: str) -> Engine:
     raise InputError(f"engine is {name!r}; expected {', '.join(repr(e.name) for e in ENGINES)} or None")
 
 
-def choose(form: Form, DK: int, DV: int, device: torch.device, name: str | None = None) -> Engine:
-    """The engine of such calls, or the one called `name`; InputError says why where there is none or it is not it."""
-    candidates = ENGINES if name is None else (engine_named(name),)
+def choose(form: Form, DK: int, DV: int, device: torch.device, name: str | None = None, tokens: float = inf) -> Engine:
+    """The engine of such calls, or the one called `name`; InputError says why where there is none or it is not it.
+
+    tokens: of a sequence, on average where they have lengths of their own.
+    """
+    suited = tuple(engine for engine in ENGINES if engine.suits(form, tokens))
+    candidates = suited if name is None else (engine_named(name),)
     reasons = []
     for engine in candidates:
         reason = engine.refuses(form, DK, DV, device)

@@ -313,6 +313,11 @@ def _plain(
     )
 
 
+@functools.cache
+def _absent(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 #: Where o is among the `parameters` of `kda_forward`.
 OUTPUT = 9
 
@@ -323,7 +328,7 @@ def parameters(call: Call) -> list[Any]:
     state = (0, HV, DV, DK) if call.form.state_v_first else (0, HV, DK, DV)
 
     def given(tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=call.q.device) if tensor is None else tensor
+        return _absent(shape, dtype, call.q.device) if tensor is None else tensor
 
     return [
         *(call.q, call.k, call.v, call.g, call.beta),

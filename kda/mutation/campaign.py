@@ -36,6 +36,8 @@ __all__ = ["KILLED", "TILE", "Row", "Search", "Task", "examine", "run", "searche
 TILE = TileChoice(DK=48, DV=64, C=16, block_DV=32)
 #: The tile of the catalogue: the smallest with two blocks of value channels; one-hot keys come back after one chunk.
 SMALLEST_TILE = TileChoice(DK=16, DV=32, C=16, block_DV=16)
+#: The same of the Hopper program, which has one size: its narrowest walk.
+HOPPER_TILE = TileChoice(DK=128, DV=128, C=64, block_DV=16)
 
 KILLED, SURVIVED, STALE, EQUIVALENT = "killed", "survived", "stale", "equivalent"
 #: Kills that no law made: the kernel did not compile, its process died, or one case took too long.
@@ -195,8 +197,8 @@ class _Planted:
         hiding = HIDING[search.hiding] if search.hiding else None
         law = laws()[hiding.law if hiding and hiding.law else search.law]
         dtype = format_named(search.dtype)
-        if not law.diagnosed or dtype not in self.implementation.dtypes(self.task.target):
-            return None  # what computes the operation around a kernel does not run a mutant of it
+        if dtype not in self.implementation.dtypes(self.task.target):
+            return None
         if law.of and self.implementation.name.partition("~")[0] not in law.of:
             return None
         if not law.diagnosed:
@@ -239,7 +241,8 @@ class _Planted:
             started = time.perf_counter()
             case = tile.of(Case(dtype=format_named(dtype)))
             try:
-                self.implementation.prepare(case.inputs(), case.tile, self.task.target)
+                for given in (case, case.replace(state="zeros")):  # a state may make it another program
+                    self.implementation.prepare(given.inputs(), case.tile, self.task.target)
                 code = self.implementation.lowered(case.inputs(), case.tile, self.task.target)
             except Exception as error:
                 raise _Refused(_in_a_line(error)) from error

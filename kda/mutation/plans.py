@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from kda.implementations import implementation
 from kda.mutation.campaign import (
     EQUIVALENT,
+    HOPPER_TILE,
     KILLED,
     SMALLEST_TILE,
     STALE,
@@ -24,6 +25,7 @@ from kda.mutation.mutant import Mutant
 from kda.mutation.operators import generated
 from kda.mutation.reviewed import REVIEWED
 from kda.mutation.rewrite import Stale
+from kda.support import TileChoice
 
 __all__ = ["CONTROL", "MOST", "Plan", "distinct", "judged", "plan_catalogue", "plan_generated", "task_of"]
 
@@ -46,8 +48,12 @@ def task_of(mistake: Mistake, form: str, target: str, seeds: Sequence[int], orig
     """What looks at an entry of the catalogue: the law expected to catch it. Stale where its place is gone."""
     dtype = "f64" if form == "reference" else mistake.dtype
     searches = (Search(mistake.law, dtype, MOST),)
-    tile = mistake.of(form).tile or SMALLEST_TILE
-    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), tile, call=mistake.forward.call)
+    tile = mistake.of(form).tile or _smallest_tile(form)
+    return Task(mistake.mutant(form, original), target, searches, tuple(seeds), tile, call=mistake.call(form))
+
+
+def _smallest_tile(form: str) -> TileChoice:
+    return HOPPER_TILE if form == "hopper" else SMALLEST_TILE
 
 
 def plan_catalogue(
@@ -66,7 +72,9 @@ def plan_catalogue(
             raise LookupError(f"the catalogue has no {name!r} for the {form} on {target}")
     chosen = [m for m in chosen if not names or m.name in names]
     searches = dict.fromkeys(Search(m.law, "f64" if form == "reference" else m.dtype, MOST) for m in chosen)
-    plan = Plan(Task(_original(original or ORIGINALS[form]), target, tuple(searches), tuple(seeds), SMALLEST_TILE))
+    plan = Plan(
+        Task(_original(original or ORIGINALS[form]), target, tuple(searches), tuple(seeds), _smallest_tile(form))
+    )
     for mistake in chosen:
         try:
             plan.tasks.append(task_of(mistake, form, target, seeds, original))

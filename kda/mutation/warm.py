@@ -17,6 +17,8 @@ for module in (
     "kda.implementations.builtin",
     "kda.kernels.chunk",
     "kda.kernels.forward",
+    "kda.kernels.hopper.prep",
+    "kda.kernels.hopper.walk",
     "kda.kernels.launch",
     "kda.mutation.hunt",
 ):

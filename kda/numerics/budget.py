@@ -33,6 +33,7 @@ class Units:
     state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
     hold. step: what each token adds to the relative error of the state; reference A's own, where it counts. merge: the
     relative error of a factor of the last merge of an inverse; steep: that of what is kept as the sum of two operands.
+    roundoff: one rounding of the accumulators, for a kernel that goes token by token (`kda.numerics.steps`).
     """
 
     operand: float
@@ -44,6 +45,7 @@ class Units:
     step: float = 0.0
     merge: float = 0.0
     steep: float = 0.0
+    roundoff: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def operand_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) 
         step=2 * F64.unit_roundoff if dtype is F64 else 0.0,
         merge=TF32_CUT + delta if dtype is BF16 else delta,
         steep=dtype.unit_roundoff**2 + delta,
+        roundoff=_accumulator(dtype).unit_roundoff,
     )
 
 
@@ -188,6 +191,7 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -
         floor=_floor(dtype, inverse),
         merge=sqrt(TF32_CUT * delta) + delta if dtype is BF16 else delta,
         steep=dtype.unit_roundoff**2 + delta,
+        roundoff=2 * _accumulator(dtype).unit_roundoff,
     )
 
 

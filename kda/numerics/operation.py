@@ -27,7 +27,7 @@ from kda.references.operation import (
     processed,
 )
 
-__all__ = ["Errors", "JudgedOperation", "carried_errors", "judge_operation", "prologue_errors"]
+__all__ = ["Errors", "JudgedOperation", "carried_errors", "judge_operation", "prologue_errors", "rounded_inputs_bound"]
 
 _U = F32.unit_roundoff
 #: What an exponential, a logarithm of 1 + y, a division or a reciprocal root may be off by, in roundoffs: two units in
@@ -165,10 +165,11 @@ def _sigmoid_error(x: np.ndarray, x_error: np.ndarray | float) -> np.ndarray:
     return s * rest * (x_error + _exp_error(x) * _U) + s * (1 + _FUNCTION) * _U + gone
 
 
-def carried_errors(inputs: Inputs, errors: Errors) -> Budget:
+def carried_errors(inputs: Inputs, errors: Errors, of_state: float = 0.0) -> Budget:
     """What errors of q, k, g and beta amount to, row by row: the recursion of `judge` with these errors alone.
 
-    Of first order: products of two errors are left out. Arrays inside as there.
+    of_state: the relative error of the initial state. Of first order: products of two errors are left out. Arrays
+    inside as there.
     """
     sizes = inputs.sizes
     a = np.exp(inputs.g)
@@ -177,8 +178,8 @@ def carried_errors(inputs: Inputs, errors: Errors) -> Budget:
     k_norms = np.linalg.norm(inputs.k, axis=-1)
     growth = np.maximum(1.0, np.abs(1.0 - inputs.beta * k_norms**2))
     S = inputs.state()
-    E = np.zeros((sizes.B, sizes.H, sizes.DV))
-    R = np.zeros((sizes.B, sizes.H, sizes.DK))
+    E = of_state * np.sqrt((S * S).sum(-2))
+    R = of_state * np.sqrt((S * S).sum(-1))
     row = np.empty((sizes.B, sizes.N, sizes.H))
     for t in range(sizes.N):
         k, dk = inputs.k[:, t], errors.k[:, t]
@@ -202,6 +203,13 @@ def carried_errors(inputs: Inputs, errors: Errors) -> Budget:
         bound = q_norm * E + _product(errors.q[:, t], np.abs(S))
         row[:, t] = np.sqrt((bound * bound).sum(-1))
     return Budget(row, np.minimum(R, np.sqrt((E * E).sum(-1))[..., None]))
+
+
+def rounded_inputs_bound(inputs: Inputs) -> Budget:
+    """How far the outputs may move where q, k and the initial state are rounded once more, to their formats."""
+    q, k = (inputs.dtype.unit_roundoff * np.abs(x) + inputs.dtype.min_subnormal / 2 for x in (inputs.q, inputs.k))
+    errors = Errors(q, k, np.zeros_like(inputs.g), np.zeros_like(inputs.beta))
+    return carried_errors(inputs, errors, inputs.gate_dtype.unit_roundoff)
 
 
 def _product(x: np.ndarray, S: np.ndarray) -> np.ndarray:

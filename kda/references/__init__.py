@@ -8,6 +8,7 @@
     the same, split over sub-chunks                                      ref_C_sub                     section 2.3
     any gate: pairs in sub-chunks, split across their borders            ref_forward(precision=...)
     the same with an explicit inverse, split at anchors                  ref_hopper(precision=...)
+    the recurrence in float32, o alone rounded                           ref_steps(precision=...)
     raw inputs to outputs: norm, activations, packed sequences, heads    kda.references.operation
     every named intermediate of a chunk                                  ref_C(trace=...), ChunkTrace  sections 3.2, 4
     all channels share one gate                                          gated_delta_net               section 3.4
@@ -39,6 +40,7 @@ from kda.references.forward import ref_forward
 from kda.references.hopper import ref_hopper
 from kda.references.mirror import ref_C, ref_C_fast
 from kda.references.recurrent import ref_A, ref_A_fast
+from kda.references.steps import ref_steps
 from kda.references.subchunks import ref_C_sub
 from kda.references.trace import STAGES, ChunkTrace, Trace
 
@@ -67,6 +69,7 @@ __all__ = [
     "ref_C_sub",
     "ref_forward",
     "ref_hopper",
+    "ref_steps",
     "scalar_decay",
     "scalar_decay_chunkwise",
 ]

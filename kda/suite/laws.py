@@ -37,6 +37,7 @@ from kda.numerics.budget import (
     operand_units,
 )
 from kda.numerics.compare import compare, difference, row_errors
+from kda.numerics.steps import judge_recurrent
 from kda.problem import Inputs, Outputs, Tile
 from kda.suite.record import Record
 from kda.suite.watch import Watch
@@ -106,6 +107,8 @@ class Subject:
 
     def _judged(self, inputs: Inputs, C: int, units: Callable[[Inputs, int, Format, bool], Units]) -> Judged:
         has = self.support
+        if has.recurrent:
+            return judge_recurrent(inputs, units(inputs, 1, self.dtype, has.inverse))
         return judge(inputs, C, units(inputs, C, self.dtype, has.inverse), has.sub_C, has.pairs, has.inverse)
 
     def _window(self, inputs: Inputs, tile: Tile) -> int:

@@ -15,6 +15,7 @@ from kda.mutation.catalogue.borders import BORDERS
 from kda.mutation.catalogue.calls import CALLS
 from kda.mutation.catalogue.cuda import CUDA
 from kda.mutation.catalogue.decays import DECAYS
+from kda.mutation.catalogue.hopper import HOPPER
 from kda.mutation.catalogue.indices import INDICES
 from kda.mutation.catalogue.launch import LAUNCH
 from kda.mutation.catalogue.masks import MASKS
@@ -28,5 +29,5 @@ __all__ = ["CATALOGUE", "Mistake"]
 #: Every entry, by name.
 CATALOGUE: dict[str, Mistake] = {
     mistake.name: mistake
-    for mistake in chain(BETA, MASKS, SOLVE, DECAYS, BORDERS, STATE, INDICES, PRECISION, LAUNCH, CALLS, CUDA)
+    for mistake in chain(BETA, MASKS, SOLVE, DECAYS, BORDERS, STATE, INDICES, PRECISION, LAUNCH, CALLS, CUDA, HOPPER)
 }

@@ -452,7 +452,7 @@ BORDERS = (
         tokens=17,
     ),
     Mistake(
-        "substitution-with-rows-of-the-first-sub-chunk",
+        "substitution-with-the-first-sub-chunk",
         "across a border the substitution takes L from the rows of the first sub-chunk",
         "FLA #673 (the rows of a block)",
         stage="W",

@@ -10,7 +10,7 @@ from kda.mutation.rewrite import Edit
 from kda.operation_support import FormChoice
 from kda.support import TileChoice
 
-__all__ = ["MATCHES_A", "MIRROR", "ORIGINALS", "InForward", "Mistake", "form_in"]
+__all__ = ["MATCHES_A", "MIRROR", "ORIGINALS", "InForward", "InHopper", "Mistake", "form_in"]
 
 #: What a mistake is made in, by form.
 ORIGINALS = {
@@ -19,6 +19,7 @@ ORIGINALS = {
     "reference": "ref_B",
     "forward": "kda_forward",
     "forward_mirror": "mirror_forward",
+    "hopper": "kda_hopper",
 }
 
 MATCHES_A = "kernel.matches_reference_A"
@@ -27,7 +28,13 @@ MIRROR = "kernel.matches_its_mirror"
 
 def form_in(original: Implementation) -> str:
     """The form of the mistakes that can be made in `original`, by the function that its source is about."""
-    forms = {"ref_C_fast": "mirror", "ref_B": "reference", "kda_forward": "forward", "ref_forward": "forward_mirror"}
+    forms = {
+        "ref_C_fast": "mirror",
+        "ref_B": "reference",
+        "kda_forward": "forward",
+        "ref_forward": "forward_mirror",
+        "prep": "hopper",
+    }
     return next((forms[s.function] for s in original.sources().values() if s.function in forms), "kernel")
 
 
@@ -53,16 +60,30 @@ class InForward:
 
 
 @dataclass(frozen=True)
+class InHopper:
+    """A mistake as it is made in the Hopper program: in its two launches, and in how they are compiled.
+
+    call: the form of the calls that show it, where the law is one of the operation and not of the kernel.
+    """
+
+    prep: tuple[Edit, ...] = ()
+    walk_wide: tuple[Edit, ...] = ()
+    walk_narrow: tuple[Edit, ...] = ()
+    launching: tuple[Edit, ...] = ()
+    call: FormChoice | None = None
+
+
+@dataclass(frozen=True)
 class Mistake:
     """One known mistake.
 
     source: where it was made or warned of. kernel to reference: how it is made in `kda_chunk` and its mirrors, forward:
-    in `kda_forward`. law: the one expected to catch it; dtype: the operand format it is looked
-    for in. tokens: N of the smallest case that shows it, and members: its largest B and H. tile: where the smallest one
-    cannot show it. hidden_by: the names in HIDING of what makes it invisible. harmless: the proof, where it changes
-    nothing; such an entry must survive. stage: what `kda.diagnosis.stages.first_wrong_stage` names in the kernel;
-    several, where each is right; none, where no run has wrong outputs (it must be refused, or changes nothing), or a
-    race decides which stage it is.
+    in `kda_forward`, hopper: in its Hopper program. law: the one expected to catch it; dtype: the operand format it is
+    looked for in. tokens: N of the smallest case that shows it, and members: its largest B and H. tile: where the
+    smallest one cannot show it. hidden_by: the names in HIDING of what makes it invisible. harmless: the proof, where
+    it changes nothing; such an entry must survive. stage: what `kda.diagnosis.stages.first_wrong_stage` names in the
+    kernel; several, where each is right; none, where no run has wrong outputs (it must be refused, or changes nothing),
+    or a race decides which stage it is.
     """
 
     name: str
@@ -75,6 +96,7 @@ class Mistake:
     loops: tuple[Edit, ...] = ()
     reference: tuple[Edit, ...] = ()
     forward: InForward = InForward()
+    hopper: InHopper = InHopper()
     law: str = MATCHES_A
     dtype: str = "f32"
     tokens: int = 1
@@ -96,6 +118,10 @@ class Mistake:
             return self
         other = {name: getattr(self.forward, name) for name in ("stage", "tokens", "tile")}
         return replace(self, **{name: value for name, value in other.items() if value is not None})
+
+    def call(self, form: str) -> FormChoice | None:
+        """The form of the calls that show it in `form`; None where any does."""
+        return self.hopper.call if form == "hopper" else self.forward.call
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -120,6 +146,7 @@ class Mistake:
                 "prologue": self.forward.prologue,
             },
             "forward_mirror": {"kernel": self._in_forward("mirror")},
+            "hopper": {role: getattr(self.hopper, role) for role in ("prep", "walk_wide", "walk_narrow", "launching")},
         }[form]
 
     def _in_forward(self, role: str) -> tuple[Edit, ...]:

@@ -1,0 +1,698 @@
+"""The Hopper program of `kda_forward` (kda/kernels/hopper): its blocks and merges, its slots, its waits.
+
+What `prep` does with V, and how a walk makes V~ of it, has no entries.
+"""
+
+from __future__ import annotations
+
+from kda.mutation.catalogue.mistake import MATCHES_A, MIRROR, InHopper, Mistake
+from kda.mutation.rewrite import Edit
+from kda.operation_support import FormChoice
+from kda.support import TileChoice
+
+__all__ = ["HOPPER"]
+
+OPERATION = "operation.matches_the_float64_operation"
+FUTURE = "time.the_future_does_not_change_the_past"
+
+#: The walk of 64 value channels; the tile of an entry that names none has the narrowest.
+_WIDE = TileChoice(DK=128, DV=128, C=64, block_DV=64)
+#: As long as any case: the tiles of the fourth chunk lie where those of the first did.
+_ROUND = 321
+
+_PLAIN = FormChoice(128, 128, state=True)
+_PACKED = FormChoice(128, 128, packed=True, state=True)
+_SOFTPLUS = FormChoice(128, 128, state=True, gate="softplus")
+_NORM = FormChoice(128, 128, normalise=True)
+_V_FIRST = FormChoice(128, 128, state=True, v_first=True)
+
+_X32 = "T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)"
+_X8 = "T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)"
+_FULL = "T.barrier_wait(full[t % stages], (t // stages) & 1)"
+_FULL_AT_ONCE = "T.barrier_wait(full[t % stages], (t // stages) & 1 ^ 1)"
+_Q_S = "T.wgmma_gemm(Qg_s[t % stages, :, :], state_s[t % 2, :, :], o_f, clear_accum=True)"
+_HAND_ON = "T.copy(upper_f, state_s[(t + 1) % 2, 0:64, :])"
+_BETA = "y[_j] = y[_j] * total_s[GROUPS, _c]"
+
+
+_FIRST_SLOT = Edit(
+    "the first slot", "T.truncdiv(begin[0], CHUNK) + s", "T.truncdiv(begin[0], CHUNK)", function="_member"
+)
+
+
+def _prep(what: str, find: str, put: str, function: str | None = None) -> InHopper:
+    return InHopper(prep=(Edit(what, find, put, function=function),))
+
+
+def _wide(what: str, find: str, put: str) -> InHopper:
+    return InHopper(walk_wide=(Edit(what, find, put),))
+
+
+def _narrow(what: str, find: str, put: str) -> InHopper:
+    return InHopper(walk_narrow=(Edit(what, find, put),))
+
+
+def _walks(edit: Edit, call: FormChoice | None = None) -> InHopper:
+    return InHopper(walk_wide=(edit,), walk_narrow=(edit,), call=call)
+
+
+def _of_calls(call: FormChoice, what: str, find: str, put: str) -> InHopper:
+    return InHopper(prep=(Edit(what, find, put),), call=call)
+
+
+def _mistake(
+    name: str,
+    sentence: str,
+    source: str,
+    hopper: InHopper,
+    law: str = MATCHES_A,
+    dtype: str = "f16",
+    tokens: int = 1,
+    members: int = 1,
+    tile: TileChoice | None = None,
+) -> Mistake:
+    return Mistake(
+        name,
+        sentence,
+        source,
+        hopper=hopper,
+        law=law,
+        dtype=dtype,
+        tokens=tokens,
+        members=members,
+        tile=tile,
+        targets=("cuda",),
+    )
+
+
+def _state(what: str, wide: tuple[str, str], upper: tuple[str, str], call: FormChoice) -> InHopper:
+    """An edit of the state as a whole: in the narrow walk of its upper half, and of the lower one."""
+    lower = tuple(text.replace("upper_f", "lower_f") for text in upper)
+    return InHopper(
+        walk_wide=(Edit(what, *wide),), walk_narrow=(Edit(what, *upper), Edit(what, lower[0], lower[1])), call=call
+    )
+
+
+HOPPER = (
+    # Decays: products of groups and inside one.
+    _mistake(
+        "border-one-group-early",
+        "the blocks across the border at 32 are anchored at token 24: keys 24 to 31 decay twice on their way",
+        "article 1.1 (which gates lie between two tokens)",
+        _prep("the groups up to the border at 32", "other // 4 == group // 4", "(other + 1) // 4 == group // 4"),
+        tokens=33,
+    ),
+    _mistake(
+        "group-decays-itself-to-its-border",
+        "the product up to the border at 16 or 48 takes the group itself, whose tokens have their own",
+        "FLA #1240 (which gates lie between two tokens)",
+        _prep(
+            "the groups up to the borders at 16 and 48",
+            "(_o - _g) * (_g // 2 % 2 * 2 - 1) < 0",
+            "(_o - _g) * (_g // 2 % 2 * 2 - 1) <= 0",
+        ),
+        tokens=17,
+    ),
+    _mistake(
+        "keys-carried-to-the-end-of-their-group",
+        "K_g decays a key until the end of its group and not of its chunk",
+        "article 4.4",
+        _prep(
+            "K_g",
+            "_w(km, post, Kg_s, _r, c0, op)",
+            "for e in T.vectorized(E):\n    Kg_s[_r, c0 + e] = T.Cast(op, km[e])",
+        ),
+        tokens=9,
+    ),
+    _mistake(
+        "queries-decayed-since-their-group",
+        "Q_g decays a query since its group began and not its chunk",
+        "article 4.4",
+        _prep(
+            "Q_g",
+            "_w(qp, pre, Qg_s, _r, c0, op)",
+            "for e in T.vectorized(E):\n    Qg_s[_r, c0 + e] = T.Cast(op, qp[e])",
+        ),
+        tokens=9,
+    ),
+    _mistake(
+        "keys-decayed-since-their-group",
+        "W takes keys that are decayed since their group began and not their chunk",
+        "article 3.3",
+        _prep("K e^gamma", "kp[_e] * pre[_e]", "kp[_e]"),
+        tokens=9,
+    ),
+    _mistake(
+        "decay-without-the-last-group",
+        "the state decays by the tokens up to the last group but one: its last row is that of group 6",
+        "FLA #1240 (which gates lie between two tokens)",
+        _prep("the last group", "group == GROUPS - 1", "group == GROUPS - 2"),
+        tokens=57,
+    ),
+    _mistake(
+        "pair-without-the-decay-of-its-row",
+        "on the diagonal the decay from token j to token i stops before token i",
+        "article 1.1 (an exclusive sum)",
+        _prep(
+            "the decay of a pair",
+            "for _r in T.unroll(GROUP - 1 - j):\n    decayed[0] = _d\n    _sums",
+            "for _r in T.unroll(GROUP - 1 - j):\n    _sums\n    decayed[0] = _d",
+            function="_dot",
+        ),
+        tokens=2,
+    ),
+    _mistake(
+        "pair-decayed-by-its-key",
+        "on the diagonal the decay from token j to token i is that of tokens j to i - 1",
+        "FLA #1240 (which gates lie between two tokens)",
+        _prep("the decay of a pair", "a[j + 1 + _r, e]", "a[j + _r, e]", function="_dot"),
+        tokens=2,
+    ),
+    # Scores: where a block of M or A_qk comes from.
+    _mistake(
+        "A_qk-without-its-diagonal",
+        "no token sees what it has just written",
+        "article 4.5 (2)",
+        _prep(
+            "A_qk on the diagonal",
+            "A_s[_i, _j] = T.Cast(operand, pairs[half])",
+            "A_s[_i, _j] = T.Cast(operand, T.if_then_else(n > 0, pairs[half], 0.0))",
+            function="_store_pair",
+        ),
+    ),
+    _mistake(
+        "A_qk-not-cleared-above-the-diagonal",
+        "above the diagonal A_qk is what lay there before: a token sees later ones",
+        "article 4.5 (2)",
+        _prep(
+            "A_qk above the diagonal",
+            "for _i, _j in T.Parallel(CHUNK, CHUNK):\n    if _j > _i:\n        Aqk_s[_i, _j] = _z",
+            "",
+        ),
+        tokens=64,  # what lies there hangs on the operands
+    ),
+    _mistake(
+        "M-of-the-queries",
+        "across the borders at 16 and 48 M is taken from the upper half of the product: the rows of q, not of k",
+        "kda/kernels/hopper/prep.py (a level's rows are q, then k)",
+        _prep(
+            "M of the level of 16",
+            "if _i // 16 == _j // 16 + 2:\n    M_s[16 + (_i - 32) // 16 * 32 + _i % 16, _c] = f16[_i, _j]",
+            "if _i // 16 == _j // 16:\n    M_s[16 + _i // 16 * 32 + _i % 16, _c] = f16[_i, _j]",
+        ),
+        tokens=17,
+    ),
+    _mistake(
+        "A_qk-of-the-keys",
+        "across the borders of groups A_qk is taken from the lower half of the product: the rows of k, not of q",
+        "kda/kernels/hopper/prep.py (a level's rows are q, then k)",
+        _prep(
+            "A_qk of the level of 8",
+            "if _i // 8 == _j // 8:\n    Aqk_s[8 + _i // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
+            "if _i // 8 == _j // 8 + 4:\n    Aqk_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
+        ),
+        tokens=9,
+    ),
+    # The solve, and the merges of its blocks.
+    _mistake(
+        "beta-left-out-of-the-blocks",
+        "the blocks of 16 are (I + M)^-1: beta is 1",
+        "article 3.2",
+        _prep("beta in the blocks", _BETA, ""),
+    ),
+    _mistake(
+        "beta-twice-in-the-blocks",
+        "the blocks of 16 are (I + beta^2 M)^-1 beta^2",
+        "article 4.5 (6)",
+        _prep("beta in the blocks", _BETA, "y[_j] = y[_j] * total_s[GROUPS, _c] * total_s[GROUPS, _c]"),
+    ),
+    _mistake(
+        "beta-of-the-column-in-the-blocks",
+        "the blocks of 16 are (I + M)^-1 diag(beta): beta is on the right-hand side and not in M",
+        "article 3.3, 4.5 (6)",
+        InHopper(
+            prep=(
+                Edit(
+                    "the right-hand side",
+                    "T.if_then_else(_r == tx % 16, 1.0, 0.0)",
+                    "T.if_then_else(_r == tx % 16, total_s[GROUPS, tx], 0.0)",
+                ),
+                Edit("beta in the blocks", _BETA, ""),
+            )
+        ),
+        tokens=2,
+    ),
+    _mistake(
+        "substitution-reads-the-row-before",
+        "the substitution takes row i - 1 of M for row i: the diagonal, which nothing wrote, for the first",
+        "article 4.5 (2)",
+        _prep("M in the substitution", "M_s[_b + _j + 1 + _r, _b + _j]", "M_s[_b + _j + _r, _b + _j]"),
+        tokens=2,
+    ),
+    _mistake(
+        "blocks-not-cleared-above-the-diagonal",
+        "above the diagonal of blocks of 16 the inverse is what lay there before",
+        "article 4.5 (2)",
+        _prep("the inverse above its diagonal", "if tx < 2 * CHUNK:\n    Ai_s[_i, _j] = 0.0", "pass"),
+        tokens=64,  # what lies there hangs on the operands
+    ),
+    _mistake(
+        "merge-with-the-other-sign",
+        "A_21 = A_22 M_21 A_11 of the blocks of 16",
+        "article 4.3",
+        _prep(
+            "the block of a merge",
+            "z[_e] - Ai_s[_i, _j] * T16_s[_k, _c]",
+            "z[_e] + Ai_s[_i, _j] * T16_s[_k, _c]",
+            "_merge",
+        ),
+        tokens=17,
+    ),
+    _mistake(
+        "merge-in-the-other-order",
+        "A_21 = -A_11 M_21 A_22 of the blocks of 16",
+        "article 4.3",
+        InHopper(
+            prep=(
+                Edit(
+                    "the right factor",
+                    "M_s[_b * 32 + 16 + _i, _b * 32 + _n] * Ai_s[_b * 32 + _n, c + _e]",
+                    "M_s[_b * 32 + 16 + _i, _b * 32 + _n] * Ai_s[_b * 32 + 16 + _n, 16 + c + _e]",
+                    function="_merge",
+                ),
+                Edit(
+                    "the left factor",
+                    "Ai_s[_b * 32 + 16 + _i, 16 + _n] * T16_s[_b * 16 + _n, c + _e]",
+                    "Ai_s[_b * 32 + _i, _n] * T16_s[_b * 16 + _n, c + _e]",
+                    function="_merge",
+                ),
+            )
+        ),
+        tokens=17,
+    ),
+    _mistake(
+        "last-merge-with-the-other-sign",
+        "A_21 = A_22 M_21 A_11 of the blocks of 32",
+        "article 4.3",
+        InHopper(
+            prep=(
+                Edit("in tf32", "A21_s[_i, _j] = -fA[_i, _j]", "A21_s[_i, _j] = fA[_i, _j]"),
+                Edit(
+                    "in float32, behind a beta above 1",
+                    "_p(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, _s - 32)",
+                    "_p(tx, Ai_s, T32_s, 32, A21_s, f, 1.0, _s - 32)",
+                ),
+                Edit(
+                    "in float32",
+                    "_p(tx, Ai_s, T32_s, 32, A21_s, f, -1.0, 0)",
+                    "_p(tx, Ai_s, T32_s, 32, A21_s, f, 1.0, 0)",
+                ),
+            )
+        ),
+        dtype="bf16",
+        tokens=33,
+    ),
+    _mistake(
+        "beta-above-1-not-noticed",
+        "behind a beta above 1 A is rounded once and merged in tf32, as if its entries faded along a row",
+        "kda/references/hopper.py (steep rows)",
+        _prep(
+            "what is above 1",
+            "T.call_extern('int32', 'kda_first_of_64', _a > 1.0, _b > 1.0)",
+            "T.call_extern('int32', 'kda_first_of_64', _a > 2.0, _b > 2.0)",
+        ),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+    ),
+    _mistake(
+        "beta-above-1-noticed-before-it-comes",
+        "a beta above 1 makes every row of its chunk one of two rounded parts, earlier ones too",
+        "FLA #1240 (later tokens that enter by rounding)",
+        _prep(
+            "the first row behind a beta above 1",
+            "steep[0] = _first",
+            "steep[0] = _first\nsteep[0] = T.if_then_else(steep[0] < CHUNK, 0, CHUNK)",
+        ),
+        law=FUTURE,
+        dtype="bf16",
+        tokens=64,  # which entries of A lose something is chance
+    ),
+    # Heads, gates, norms, the scale.
+    _mistake(
+        "query-head-by-remainder",
+        "value head h reads q and k of head h mod H instead of h // (HV / H)",
+        "FLA #624 (grouped heads)",
+        _of_calls(FormChoice(128, 128), "the head of q and k", "T.truncdiv(h, sharing)", "T.truncmod(h, H)"),
+        law="operation.grouped_heads_are_repeated_heads",
+        members=8,
+    ),
+    _mistake(
+        "bias-of-the-query-head",
+        "value heads take the dt_bias of the head whose q they read, and not their own",
+        "FLA #624 (grouped heads: dt_bias is of the value heads)",
+        _of_calls(_SOFTPLUS, "dt_bias", "dt_bias[h, _c]", "dt_bias[hq[0], _c]"),
+        law=OPERATION,
+        members=8,
+        tokens=2,
+    ),
+    _mistake(
+        "A_log-left-out",
+        "the factor of the gate is 1 whatever A_log is",
+        "SGLang #38383 (an argument that is swallowed)",
+        _of_calls(_SOFTPLUS, "e^A_log", "if HA > 0:\n    slope[0] = exp(A_log[h])", ""),
+        law=OPERATION,
+        tokens=2,
+    ),
+    _mistake(
+        "rows-behind-the-tail-decay",
+        "rows behind a sequence have g = 0 before the activation, not after it: they decay the state",
+        "transformers #46190 (padding that touches the state)",
+        _of_calls(_SOFTPLUS, "a behind the tail", "a[_r, _e] = T.if_then_else(row + _r < rows[0], a[_r, _e], 1.0)", ""),
+        law=OPERATION,
+    ),
+    _mistake(
+        "queries-not-normalised",
+        "k is divided by its norm, q is not",
+        "FLA (use_qk_l2norm_in_kernel: both)",
+        _of_calls(_NORM, "the norm of q", "_n(Qg_s, row + _r, c0, f, sent, op)", ""),
+        law=OPERATION,
+    ),
+    _mistake(
+        "scale-left-out-of-the-walk",
+        "o is not multiplied by the scale",
+        "FLA (its default scale)",
+        _walks(Edit("the scale", "o_f[_a, _b] * scale", "o_f[_a, _b]"), _PLAIN),
+        law=OPERATION,
+    ),
+    # Tails, packed sequences, slots, states.
+    _mistake(
+        "rows-behind-the-tail-kept",
+        "q and k behind a packed sequence are those of the next one: 0 times NaN is NaN",
+        "cuLA #43, FLA #794 (what lies behind a tail)",
+        _of_calls(
+            _PACKED,
+            "q and k behind the tail",
+            "for _r in T.unroll(GROUP):\n    if row + _r >= rows[0]:\n        _zeros",
+            "",
+        ),
+        law="operation.no_sequence_sees_another",
+        members=2,
+    ),
+    _mistake(
+        "gates-of-the-next-sequence",
+        "a last chunk takes the gates behind it as long as there are tokens: those of the next sequence",
+        "cuLA #43, FLA #794 (what lies behind a tail)",
+        _of_calls(
+            _PACKED,
+            "the gates that are read",
+            "if row + _r < rows[0]:\n    for _e in T.vectorized(E):\n        raw[_r, _e] = _g",
+            "if begin[0] + row + _r < tokens:\n    for _e in T.vectorized(E):\n        raw[_r, _e] = _g",
+        ),
+        law=OPERATION,
+        members=2,
+    ),
+    _mistake(
+        "slots-without-the-sequence",
+        "the slots of sequence s begin at starts[s] // 64: two that meet in 64 tokens share one",
+        "FLA #103 (offsets of packed sequences)",
+        InHopper(
+            prep=(
+                Edit(
+                    "the search for a slot",
+                    "Starts[mid[0]] // CHUNK + mid[0] <= slot",
+                    "Starts[mid[0]] // CHUNK <= slot",
+                    function="_chunk_of",
+                ),
+                Edit(
+                    "the chunk of a slot",
+                    "slot - Starts[lo[0]] // CHUNK - lo[0]",
+                    "slot - Starts[lo[0]] // CHUNK",
+                    function="_chunk_of",
+                ),
+            ),
+            walk_wide=(_FIRST_SLOT,),
+            walk_narrow=(_FIRST_SLOT,),
+            call=_PACKED,
+        ),
+        law=OPERATION,
+        members=2,
+    ),
+    _mistake(
+        "walk-from-the-slot-of-another",
+        "a walk begins at starts[s] // 64, which is the slot of an earlier sequence",
+        "FlashInfer #3230, tpu-inference #2408 (the state of another slot)",
+        _walks(_FIRST_SLOT, _PACKED),
+        law=OPERATION,
+        members=2,
+    ),
+    _mistake(
+        "first-slot-of-the-sequence-before",
+        "the search for a slot is off by one: the first of a sequence goes to the one before it, and is never filled",
+        "FLA #103 (offsets of packed sequences)",
+        InHopper(
+            prep=(Edit("the search for a slot", "_first <= slot", "_first < slot", function="_chunk_of"),), call=_PACKED
+        ),
+        law=OPERATION,
+        members=2,
+    ),
+    _mistake(
+        "slots-of-one-chunk",
+        "sequence s of a dense call begins at slot s, as if each had one chunk",
+        "FlashInfer #3230, tpu-inference #2408 (the state of another slot)",
+        _walks(Edit("the first slot", "s * chunks[0]", "s", function="_member")),
+        tokens=65,
+        members=2,
+    ),
+    _mistake(
+        "slots-of-head-0",
+        "every head walks over what was prepared for head 0",
+        "cuLA #66 (the offset of a head)",
+        _walks(Edit("the first slot of a head", "h * slots + slot[0]", "slot[0]")),
+        members=2,
+    ),
+    _mistake(
+        "slots-of-the-whole-call",
+        "a walk reads K_g at slot t of the call instead of slot t of its sequence and head",
+        "FlashInfer #3230, tpu-inference #2408 (the state of another slot)",
+        _walks(Edit("the load of K_g", "K_g[x + t, :, :]", "K_g[t, :, :]")),
+        members=2,
+    ),
+    _mistake(
+        "tail-stored-over-the-next-sequence",
+        "a last chunk is stored whole: its rows behind the tail land on tokens of the next sequence, or of none",
+        "FLA #673 (tail rows)",
+        _walks(Edit("whether a chunk is full", "(t + 1) * CHUNK <= tokens[0]", "t * CHUNK < tokens[0]"), _PACKED),
+        law="operation.tokens_of_no_sequence_are_neither_read_nor_written",
+    ),
+    _mistake(
+        "state-lost-by-an-empty-sequence",
+        "a packed sequence without tokens writes no final state",
+        "FLA #103 (empty sequences)",
+        _state(
+            "the store of the final state",
+            (
+                "S_N[s, h, _c, e0 + _e] = state_f[_e, _d]",
+                "if chunks[0] > 0:\n    S_N[s, h, _c, e0 + _e] = state_f[_e, _d]",
+            ),
+            (
+                "S_N[s, h, _c, e0 + _e] = upper_f[_d, _e]",
+                "if chunks[0] > 0:\n    S_N[s, h, _c, e0 + _e] = upper_f[_d, _e]",
+            ),
+            _PACKED,
+        ),
+        law="operation.an_empty_sequence_hands_its_state_on",
+        members=2,
+    ),
+    _mistake(
+        "values-first-read-as-keys-first",
+        "an initial state with values first is read as if keys came first",
+        "vLLM #41292 (equal DK and DV hid it)",
+        _state(
+            "where the state is set",
+            ("state_f[_e, _d] = S_0[s, h, e0 + _e, _c]", "state_f[_e, _d] = S_0[s, h, _c, e0 + _e]"),
+            ("upper_f[_d, _e] = S_0[s, h, e0 + _e, _c]", "upper_f[_d, _e] = S_0[s, h, _c, e0 + _e]"),
+            _V_FIRST,
+        ),
+        law="operation.states_with_values_first_are_transposed",
+    ),
+    _mistake(
+        "values-first-stored-as-keys-first",
+        "a final state with values first is stored as if keys came first",
+        "vLLM #41292 (equal DK and DV hid it)",
+        _state(
+            "the store of the final state",
+            ("S_N[s, h, e0 + _e, _c] = state_f[_e, _d]", "S_N[s, h, _c, e0 + _e] = state_f[_e, _d]"),
+            ("S_N[s, h, e0 + _e, _c] = upper_f[_d, _e]", "S_N[s, h, _c, e0 + _e] = upper_f[_d, _e]"),
+            _V_FIRST,
+        ),
+        law="operation.states_with_values_first_are_transposed",
+    ),
+    # The walk.
+    _mistake(
+        "writes-decayed-with-the-state",
+        "the state decays after a chunk has been written to it, and the chunk's own writes with it",
+        "article 4.4",
+        _wide(
+            "the decay of the state",
+            "for _e, _d in T.Parallel(WIDE, D):\n    state_f[_e, _d] = _decayed\n"
+            "_writes\nT.wait_wgmma(0)\nT.barrier_arrive(empty[_s])",
+            "_writes\nT.wait_wgmma(0)\nfor _e, _d in T.Parallel(WIDE, D):\n    state_f[_e, _d] = _decayed\n"
+            "T.barrier_arrive(empty[_s])",
+        ),
+        tile=_WIDE,
+    ),
+    _mistake(
+        "decay-of-the-upper-half",
+        "key channels 64 and up decay like channels 0 to 63",
+        "article 3.4 (the channel of a decay)",
+        _narrow("the decay of the lower half", "decay_s[_s, 64 + _d]", "decay_s[_s, _d]"),
+    ),
+    # Waits. Which of the numbers are there in time is chance, and so are the lengths that show it.
+    _mistake(
+        "queries-and-keys-not-waited-for",
+        "q and k are read while they are under way",
+        "cuLA #77, tilelang #2699",
+        _prep("the wait for q and k", "T.barrier_wait(qk_here[0], 0)", ""),
+        tokens=64,
+    ),
+    _mistake(
+        "scores-scattered-too-soon",
+        "a warpgroup that has its scores writes them over operands that the other still multiplies",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _prep(
+            "the wait after the scores",
+            f"{_X8}\nT.wait_wgmma(0)\nT.sync_threads()",
+            f"{_X8}\nT.wait_wgmma(0)",
+        ),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "scores-without-a-fence",
+        "the operands of the scores are written by threads and read by tensor cores with no fence between the two",
+        "cuLA #77 (a missing fence between proxies)",
+        _prep(
+            "the fence before the scores",
+            f"T.fence_proxy_async()\nT.sync_threads()\n{_X32}",
+            f"T.sync_threads()\n{_X32}",
+        ),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "solve-before-the-scores-are-scattered",
+        "two warps solve while the others still write M",
+        "tilelang #2699, cuLA #77",
+        _prep("the wait before the solve", "T.sync_threads()\nsteep[0] = _first", "steep[0] = _first"),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "merge-before-the-blocks-are-solved",
+        "the merge to 32 starts while two warps still solve the blocks of 16",
+        "tilelang #2699, cuLA #77",
+        _prep(
+            "the wait before the merge", "T.sync_threads()\n_m(tx, M_s, Ai_s, T16_s, z)", "_m(tx, M_s, Ai_s, T16_s, z)"
+        ),
+        tokens=64,
+    ),
+    _mistake(
+        "merge-before-its-first-product-is-there",
+        "the second product of a merge reads rows of the first that other warps still write",
+        "tilelang #2699, cuLA #77",
+        _prep(
+            "the wait between the products",
+            "for _e in T.vectorized(2):\n    T16_s[_i, _c] = _z\nT.sync_threads()",
+            "for _e in T.vectorized(2):\n    T16_s[_i, _c] = _z",
+            "_merge",
+        ),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "full-waited-for-with-the-other-parity",
+        "the walk waits for the tiles of the round before: the first ones it takes as they lie there",
+        "cuLA #77, flash-linear-attention-npu #281 (event flags)",
+        _wide("the wait for the tiles", _FULL, _FULL_AT_ONCE),
+        tokens=64,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "full-not-waited-for-by-the-second",
+        "the second warpgroup takes q as it lies there; the first waits",
+        "cuLA #77, flash-linear-attention-npu #281 (event flags)",
+        _narrow(
+            "the wait for the tiles",
+            f"{_FULL}\nT.barrier_wait(state_here, t & 1)\n{_Q_S}",
+            f"T.barrier_wait(state_here, t & 1)\n{_Q_S}",
+        ),
+        tokens=64,
+    ),
+    _mistake(
+        "tiles-given-back-too-soon",
+        "the walk says that tiles have been read when they are there, and the loader fills them again",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _wide(
+            "when tiles are given back",
+            f"{_FULL}\n_products\nT.wait_wgmma(0)\nT.barrier_arrive(empty[_s])",
+            f"{_FULL}\nT.barrier_arrive(empty[_s])\n_products\nT.wait_wgmma(0)",
+        ),
+        tokens=_ROUND,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "state-not-waited-for-by-the-second",
+        "the second warpgroup multiplies by a state whose other half is still to come",
+        "tilelang #2699, cuLA #77",
+        _narrow("the wait for the state", f"T.barrier_wait(state_here, t & 1)\n{_Q_S}", _Q_S),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "V-tilde-not-waited-for-by-the-second",
+        "the second warpgroup multiplies by V~ while the first still makes it",
+        "tilelang #2699, cuLA #77",
+        _narrow("the wait for V~", "T.wait_wgmma(0)\nT.barrier_wait(vt_here, t & 1)", "T.wait_wgmma(0)"),
+        tokens=64,
+    ),
+    _mistake(
+        "state-handed-on-without-a-fence",
+        "half of the state is written by threads and read by tensor cores with no fence between the two",
+        "cuLA #77 (a missing fence between proxies)",
+        _narrow("the fence behind the state", f"{_HAND_ON}\nT.fence_proxy_async()", _HAND_ON),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "o-stored-before-it-is-written",
+        "one thread has o stored while the others of its warpgroup still write it",
+        "tilelang #2699, cuLA #77",
+        _walks(Edit("the wait before the store of o", "T.sync_threads(6, WARPGROUP)", "")),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "o-stored-without-a-fence",
+        "o is written by threads and stored by the copy engine with no fence between the two",
+        "cuLA #77 (a missing fence between proxies)",
+        _walks(
+            Edit(
+                "the fence before the store of o",
+                "T.fence_proxy_async()\nT.sync_threads(6, WARPGROUP)",
+                "T.sync_threads(6, WARPGROUP)",
+            )
+        ),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "o-overwritten-while-it-is-stored",
+        "o of a chunk is written over that of the one before the last, stored or not",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _walks(Edit("the wait for earlier stores", "T.tma_store_wait(1, True)", "")),
+        tokens=_ROUND,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "tiles-of-a-walk-share-bytes",
+        "the compiler gives buffers of a walk the same bytes: it does not see that warpgroups run side by side",
+        "kda/kernels/hopper/launching.py (found in the narrow walk: o over U, wrong from the fourth chunk on)",
+        InHopper(
+            launching=(Edit("the passes of a walk", "WALK_PASSES: _t = _p", "WALK_PASSES: _t = PASSES", function=""),)
+        ),
+        tokens=_ROUND,
+    ),
+)
