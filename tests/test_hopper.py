@@ -225,3 +225,27 @@ def test_a_call_without_tokens_hands_its_state_on():
     state = torch.randn(3, 2, 128, 128)
     assert torch.equal(call(state), state)
     assert torch.equal(call(None), torch.zeros(3, 2, 128, 128))
+
+
+def test_both_launches_are_given_what_their_programs_take(monkeypatch):
+    from kda.kernels.form import Call
+
+    given = {}
+    monkeypatch.setattr(launching, "compiled_prep", lambda *_: lambda *x: given.update(prep=x))
+    monkeypatch.setattr(launching, "compiled_walk", lambda *_: lambda *x: given.update(walk=x))
+    tokens, keys = torch.zeros(70, 4, 128, dtype=torch.bfloat16), torch.zeros(70, 2, 128, dtype=torch.bfloat16)
+    form = Form(BF16, initial_state=False, final_state=False)
+    gates, betas = tokens.float(), torch.zeros(70, 4)
+    launching.launch(Call(form, keys, keys, tokens, gates, betas, tokens, sequences=1, length=70, scale=0.5), 64)
+    for name, made in (("prep", program("prep", form, 64)), ("walk", program("walk", form, 64))):
+        names = [made.buffer_map[p].name if p in made.buffer_map else p.name for p in made.params]
+        by_name = dict(zip(names, given[name], strict=True))
+        for parameter, value in by_name.items():
+            buffer = next((b for b in made.buffer_map.values() if b.name == parameter), None)
+            if buffer is not None:
+                assert len(value.shape) == len(buffer.shape), parameter
+                fixed = [(int(a), b) for a, b in zip(buffer.shape, value.shape, strict=True) if hasattr(a, "value")]
+                assert all(a == b for a, b in fixed), parameter
+                assert str(value.dtype).removeprefix("torch.") == str(buffer.dtype), parameter
+        assert (by_name["length"], by_name["slots"]) == (70, 2)
+    assert dict(zip(names, given["walk"], strict=True))["scale"] == 0.5

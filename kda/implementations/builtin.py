@@ -18,7 +18,7 @@ import torch
 from kda.formats import BF16, F16, F32, F64, Format
 from kda.implementations.base import PLAIN, Exp2, Implementation, Memory
 from kda.implementations.on_torch import TorchImplementation
-from kda.kernels.compile import available_targets
+from kda.kernels.compile import available_targets, hopper_targets
 from kda.numerics.domain import gate_domain
 from kda.problem import Inputs, Outputs, Tile
 from kda.references import (
@@ -605,8 +605,7 @@ class KdaHopper(TorchImplementation):
         self._own_launching = launching
 
     def targets(self) -> tuple[str, ...]:
-        hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
-        return ("cuda",) if hopper else ()
+        return hopper_targets()
 
     def dtypes(self, target: str) -> tuple[Format, ...]:
         return (F16, BF16)

@@ -10,7 +10,7 @@ import torch
 
 from kda.formats import BF16, F16, F32
 from kda.implementations.base import MemoryViolation
-from kda.kernels.compile import available_targets
+from kda.kernels.compile import available_targets, hopper_targets
 from kda.numerics.budget import Judged, judge, operand_units
 from kda.numerics.steps import judge_recurrent
 from kda.operation_support import FORMS, OperationSupport, with_channels
@@ -137,8 +137,7 @@ class Hopper(_Engine):
     name, summary = "hopper", "the Hopper program of kda_forward, DK = DV = 128"
 
     def targets(self) -> tuple[str, ...]:
-        on_hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
-        return ("cuda",) if on_hopper else ()
+        return hopper_targets()
 
     def support(self, target: str) -> OperationSupport:
         return OperationSupport((F16, BF16), with_channels(FORMS, 128, 128), channels=(128,))

@@ -20,7 +20,17 @@ from typing import Any
 
 from filelock import FileLock
 
-__all__ = ["COUNTS", "Counts", "Target", "available_targets", "cache_dir", "compile_program", "resolve_target"]
+__all__ = [
+    "COUNTS",
+    "Counts",
+    "Target",
+    "available_targets",
+    "cache_dir",
+    "compile_program",
+    "hopper_targets",
+    "multiprocessors",
+    "resolve_target",
+]
 
 #: Compiler flags for the C target. Contraction into fma stays off: the mirror then has the same bits.
 C_FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-ffp-contract=off")
@@ -81,6 +91,22 @@ def available_targets() -> tuple[Target, ...]:
     import torch
 
     return ("cuda", "c") if torch.cuda.is_available() else ("c",)
+
+
+def hopper_targets() -> tuple[Target, ...]:
+    """The targets on which this machine can run a program for Hopper: "cuda", where the GPU is one, or none."""
+    import torch
+
+    hopper = "cuda" in available_targets() and torch.cuda.get_device_capability() == (9, 0)
+    return ("cuda",) if hopper else ()
+
+
+@functools.cache
+def multiprocessors(device: Any) -> int:
+    """How many multiprocessors a CUDA device has."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def resolve_target(target: str) -> Target:

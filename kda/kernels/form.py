@@ -74,3 +74,8 @@ class Call:
     starts: torch.Tensor | None = None
     initial_state: torch.Tensor | None = None
     final_state: torch.Tensor | None = None
+
+    def hand_states_on(self) -> None:
+        """Where there are no tokens: the final states are the initial ones, or zeros."""
+        if self.final_state is not None:
+            self.final_state.zero_() if self.initial_state is None else self.final_state.copy_(self.initial_state)

@@ -44,8 +44,7 @@ def launch(call: Call, tile: Tile | None = None) -> None:
     if call.sequences == 0:  # a grid has one program at least
         return
     if call.q.shape[0] == 0:  # nor has a tensor without elements an address
-        if call.final_state is not None:
-            call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
+        call.hand_states_on()
         return
     kernel = compiled_kernel(tile, DK, DV, target, kernel=FORWARD, form=form)
     execute(kernel, parameters(call), OUTPUT)

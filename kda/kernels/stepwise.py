@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from kda.formats import Format
 from kda.kernels import bounds
+from kda.kernels import compile as compiling
 from kda.kernels.form import Call
 from kda.kernels.launch import OUTPUT, Kernel, Program, compiled_kernel, execute, parameters
 from kda.problem import InputError, Tile
@@ -38,11 +37,6 @@ def with_threads(tile: Tile) -> Tile:
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
 def tile_for(operand: Format, DK: int, DV: int, target: str, heads: int, tokens: float, multiprocessors: int) -> Tile:
     """The tile that `launch` takes. heads: value heads of all sequences; tokens: of a sequence, on average.
 
@@ -70,11 +64,10 @@ def launch(call: Call, tile: Tile | None = None, program: Program | None = None,
     if call.sequences == 0:  # a grid has one program at least
         return
     if tokens == 0:  # nor has a tensor without elements an address
-        if call.final_state is not None:
-            call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
+        call.hand_states_on()
         return
     if tile is None:
-        places = _multiprocessors(call.q.device) if call.q.is_cuda else 1
+        places = compiling.multiprocessors(call.q.device) if call.q.is_cuda else 1
         short = tokens <= call.sequences
         tile = tile_for(form.operand, DK, DV, target, HV * call.sequences, 1 if short else 2, places)
     kernel = compiled_kernel(tile, DK, DV, target, program, check_tiles, STEPS, form)

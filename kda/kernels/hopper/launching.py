@@ -12,6 +12,7 @@ import torch
 from kda.formats import F32
 from kda.kernels import compile as compiling
 from kda.kernels.form import Call, Form
+from kda.kernels.launch import parameters
 
 __all__ = ["OWN", "PASSES", "WALK_PASSES", "Programs", "Walk", "compiled_prep", "compiled_walk", "launch", "walk_for"]
 
@@ -31,11 +32,6 @@ WALK_PASSES: dict[str, object] = {**PASSES, "tl.disable_shared_memory_reuse": Tr
 Walk = Literal[16, 32, 64]
 NARROW: tuple[Walk, ...] = (16, 32)
 WIDE: Walk = 64
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def walk_for(heads: int, multiprocessors: int) -> Walk:
@@ -93,12 +89,6 @@ def _compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None) -
     return compiling.compile_program(made, "cuda", passes=WALK_PASSES)
 
 
-@functools.cache
-def _absent(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """What stands for a tensor that a call lacks: it has no elements."""
-    return torch.empty((0, *shape), dtype=dtype, device=device)
-
-
 def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> None:
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
@@ -108,10 +98,9 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     tokens, H, _ = call.q.shape
     HV, device, form = call.v.shape[1], call.q.device, call.form
     if tokens == 0 or call.sequences == 0:
-        if call.final_state is not None:
-            call.final_state.copy_(call.initial_state) if call.initial_state is not None else call.final_state.zero_()
+        call.hand_states_on()
         return
-    walk = walk or walk_for(HV * call.sequences, _multiprocessors(device))
+    walk = walk or walk_for(HV * call.sequences, compiling.multiprocessors(device))
     # Slots for chunks: see prep.
     slots = tokens // CHUNK + call.sequences if form.packed else call.sequences * -(-call.length // CHUNK)
     X, tile, square = HV * slots, CHUNK * D, CHUNK * CHUNK
@@ -121,6 +110,7 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     A = tiles.as_strided((X, 2, CHUNK, CHUNK), (2 * square, square, CHUNK, 1), X * (3 * tile + square))
     decay = torch.empty((X, D + 4), dtype=torch.float32, device=device)
 
+<<<<<<< HEAD
     float32 = torch.float32
     A_log = _absent(device, float32) if call.A_log is None else call.A_log
     dt_bias = _absent(device, float32, D) if call.dt_bias is None else call.dt_bias
@@ -130,8 +120,16 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
 
     between = (W, A, Q_g, K_g, A_qk, decay)
     given = (call.q, call.k, call.v, call.g, call.beta, A_log, dt_bias, starts)
+=======
+    *given, S_0, o, S_N = parameters(call)[:11]
+    between = (W, U, Q_g, K_g, A_qk, decay)
+>>>>>>> main
     compiling.COUNTS.launches += 1
     prepare = compiled_prep(form, programs.prep)
     prepare(*given, *between, slots, call.length, HV // H, call.lower_bound)
     step = compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)
+<<<<<<< HEAD
     step(*between, call.v, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)
+=======
+    step(*between, given[-1], S_0, o, S_N, call.sequences, slots, call.length, call.scale)
+>>>>>>> main
