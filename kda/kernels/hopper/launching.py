@@ -110,26 +110,10 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     A = tiles.as_strided((X, 2, CHUNK, CHUNK), (2 * square, square, CHUNK, 1), X * (3 * tile + square))
     decay = torch.empty((X, D + 4), dtype=torch.float32, device=device)
 
-<<<<<<< HEAD
-    float32 = torch.float32
-    A_log = _absent(device, float32) if call.A_log is None else call.A_log
-    dt_bias = _absent(device, float32, D) if call.dt_bias is None else call.dt_bias
-    starts = _absent(device, torch.int32) if call.starts is None else call.starts
-    S_0 = _absent(device, float32, HV, D, D) if call.initial_state is None else call.initial_state
-    S_N = _absent(device, float32, HV, D, D) if call.final_state is None else call.final_state
-
-    between = (W, A, Q_g, K_g, A_qk, decay)
-    given = (call.q, call.k, call.v, call.g, call.beta, A_log, dt_bias, starts)
-=======
     *given, S_0, o, S_N = parameters(call)[:11]
-    between = (W, U, Q_g, K_g, A_qk, decay)
->>>>>>> main
+    between = (W, A, Q_g, K_g, A_qk, decay)
     compiling.COUNTS.launches += 1
     prepare = compiled_prep(form, programs.prep)
     prepare(*given, *between, slots, call.length, HV // H, call.lower_bound)
     step = compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)
-<<<<<<< HEAD
-    step(*between, call.v, starts, S_0, call.o, S_N, call.sequences, slots, call.length, call.scale)
-=======
-    step(*between, given[-1], S_0, o, S_N, call.sequences, slots, call.length, call.scale)
->>>>>>> main
+    step(*between, call.v, given[-1], S_0, o, S_N, call.sequences, slots, call.length, call.scale)
