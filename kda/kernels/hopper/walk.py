@@ -24,6 +24,8 @@ __all__ = ["walk_narrow", "walk_wide"]
 WARPGROUP = 128
 #: Value channels of one program of `walk_wide`: the rows of a tensor-core product.
 WIDE = 64
+#: Numbers from one stage's decays to the next one's: the copy engine writes to multiples of 128 bytes.
+DECAY_ROW = 160
 #: Registers of a thread that loads, and of one that computes.
 LOADING, COMPUTING = 24, 240
 
@@ -98,7 +100,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             V_s = T.alloc_shared([stages, CHUNK, WIDE], op)
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, D + 4], ACCUM)
+            decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
             O_s = T.alloc_shared([CHUNK, WIDE], op)
             full = T.alloc_barrier([WARPGROUP] * stages)
             empty = T.alloc_barrier([WARPGROUP] * stages)
@@ -130,7 +132,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, :], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
                     T.barrier_arrive(full[t % stages])
 
             with T.ws(0):
@@ -233,7 +235,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             V_s = T.alloc_shared([stages, CHUNK, block_DV], op)
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, D + 4], ACCUM)
+            decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
             state_s = T.alloc_shared([D, block_DV], op)
             vt_s = T.alloc_shared([2, CHUNK, block_DV], op)
             O_s = T.alloc_shared([CHUNK, block_DV], op)
@@ -269,7 +271,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, :], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
                     T.barrier_arrive(full[t % stages])
 
             # The first warpgroup: V~, and the upper half of the state.
