@@ -388,7 +388,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     T.call_extern("handle", "kda_prefetch", T.address_of(G[lo[0], hi[0], tx % 4 * 32]))
                     if tx % 4 < 2:
                         T.call_extern("handle", "kda_prefetch", T.address_of(Q[lo[0], mid[0], tx % 2 * 64]))
-                        T.call_extern("handle", "kda_prefetch", T.address_of(V[lo[0], hi[0], tx % 2 * 64]))
                     else:
                         T.call_extern("handle", "kda_prefetch", T.address_of(K[lo[0], mid[0], tx % 2 * 64]))
 
