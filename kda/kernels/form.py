@@ -47,7 +47,8 @@ class Form:
     beta_format: Format = F32
 
 
-@dataclass(frozen=True)
+# Not frozen, which would cost as much as making its views; compared as what it is, a call.
+@dataclass(eq=False, slots=True)
 class Call:
     """One call, checked: dense tensors on one device, every axis of tokens flattened.
 
