@@ -214,7 +214,8 @@ class _Plan(NamedTuple):
     """What is known of a call by what is seen of its tensors: all that does not change from one like it to the next.
 
     o, state: the shapes of the tensors to make, of no elements where there is a buffer or nothing is asked for. keys,
-    values, gates, betas, biases: how a program sees q and k, v and o, g, beta, and dt_bias. device: of CUDA, its index.
+    values, gates, betas, biases: how a program sees q and k, v and o, g, beta, and dt_bias. device: the index of the
+    CUDA device, where there are several.
     """
 
     form: Form
@@ -263,7 +264,7 @@ def _planned(
         length=N,
         scale=DK**-0.5,
         empty=not (B * N and S),
-        device=device.index if device.type == "cuda" else None,
+        device=device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None,
     )
 
 

@@ -47,7 +47,7 @@ class Form:
     beta_format: Format = F32
 
 
-# Not frozen, which would cost as much as making its views; compared as what it is, a call.
+# Not frozen: that would make each of them several times as dear. Two calls are never the same one.
 @dataclass(eq=False, slots=True)
 class Call:
     """One call, checked: dense tensors on one device, every axis of tokens flattened.

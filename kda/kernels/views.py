@@ -1,4 +1,4 @@
-"""Views of dense tensors, made without asking the dispatcher: half of what a view costs the host."""
+"""Views of dense tensors, made past the dispatcher, which is what views otherwise cost the host most."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def _as_strided(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int
     return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
-#: viewed(tensor, *view): the elements of a view, which no gradient is asked of and no version counted for. What
-#: torch.compile's own code calls for it; the usual operators where a PyTorch has no such function.
+#: viewed(tensor, *view): the tensor of a view, for which autograd has neither gradients nor versions. The function is
+#: that of the programs that torch.compile makes, and checks no bounds; where PyTorch has none, the usual operators.
 viewed: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_reinterpret_tensor", _as_strided)
