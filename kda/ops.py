@@ -8,6 +8,7 @@ buffers, and an engine (`kda.kernels.engines`) computes. Nothing is compiled or 
 from __future__ import annotations
 
 import functools
+from dataclasses import astuple
 from math import isfinite
 from typing import Any, NamedTuple, cast
 
@@ -18,9 +19,17 @@ from kda.kernels.contract import ALIGNMENT, Extents, Options, Seen, checked, wri
 from kda.kernels.engines import Engine, choose
 from kda.kernels.form import Beta, Call, Form, Gate
 from kda.kernels.values import check_values
+from kda.kernels.views import View, dense, viewed
 from kda.problem import InputError
 
 __all__ = ["kda_forward"]
+
+_NEEDED = ("q", "k", "v", "g", "beta")
+_TENSORS = (*_NEEDED, "initial_state", "cu_seqlens", "A_log", "dt_bias", "out", "final_state")
+_FLAGS = (
+    "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
+    "allow_neg_eigval", "safe_gate", "state_v_first", "check",
+)  # fmt: skip
 
 #: Options of FLA's that are not taken, and what to do instead. At None or False they ask for nothing.
 _NOT_TAKEN = {
@@ -88,23 +97,18 @@ def kda_forward(
     """
     for name, value in not_taken.items():
         _refuse(name, value)
-    for name, flag in (
-        ("output_final_state", output_final_state),
-        ("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        ("use_gate_in_kernel", use_gate_in_kernel),
-        ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        ("allow_neg_eigval", allow_neg_eigval),
-        ("safe_gate", safe_gate),
-        ("state_v_first", state_v_first),
-        ("check", check),
-    ):
-        if not isinstance(flag, bool):
+    flags = (
+        output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
+        safe_gate, state_v_first, check,
+    )  # fmt: skip
+    for name, flag in zip(_FLAGS, flags, strict=True):
+        if flag is not True and flag is not False:
             raise InputError(f"{name} is {flag!r}; expected True or False")
     if scale is not None:
         _check_number("scale", scale)
     if lower_bound is not None:
         _check_number("lower_bound", lower_bound)
-    if not isinstance(engine, str | None):
+    if engine is not None and not isinstance(engine, str):
         raise InputError(f"engine is {engine!r}; expected a name or None")
 
     gate = _gate(use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias)
@@ -117,25 +121,13 @@ def kda_forward(
 
     grad = torch.is_grad_enabled()
     dual = forward_ad._current_level >= 0
-    for name, tensor, needed in (
-        ("q", q, True),
-        ("k", k, True),
-        ("v", v, True),
-        ("g", g, True),
-        ("beta", beta, True),
-        ("initial_state", initial_state, False),
-        ("cu_seqlens", cu_seqlens, False),
-        ("A_log", A_log, False),
-        ("dt_bias", dt_bias, False),
-        ("out", out, False),
-        ("final_state", final_state, False),
-    ):
-        if tensor is not None or needed:
+    tensors = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, out, final_state)
+    for name, tensor in zip(_TENSORS, tensors, strict=True):
+        if tensor is not None or name in _NEEDED:
             _check_kind(name, tensor, grad, dual)
 
     o, state = torch.ops.kda.forward.default(
-        q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, out, final_state,
-        scale, lower_bound if gate == "bounded" else None,
+        *tensors, scale, lower_bound if gate == "bounded" else None,
         output_final_state or final_state is not None, state_v_first, use_qk_l2norm_in_kernel, gate, beta_form,
         check, engine,
     )  # fmt: skip
@@ -208,10 +200,6 @@ def _check_kind(name: str, tensor: object, grad: bool, dual: bool) -> None:
 
 # The operator
 
-_TENSORS = (
-    "q", "k", "v", "g", "beta", "initial_state", "cu_seqlens", "A_log", "dt_bias", "out", "final_state",
-)  # fmt: skip
-
 _LIBRARY: Any = torch.library.Library("kda", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, Tensor? cu_seqlens, "
@@ -223,26 +211,72 @@ _LIBRARY.define(
 
 
 class _Plan(NamedTuple):
-    """What is known of a call by what is seen of its tensors."""
+    """What is known of a call by what is seen of its tensors: all that does not change from one like it to the next.
+
+    o, state: the shapes of the tensors to make, of no elements where there is a buffer or nothing is asked for. keys,
+    values, gates, betas, biases: how a program sees q and k, v and o, g, beta, and dt_bias. device: the index of the
+    CUDA device, where there are several.
+    """
 
     form: Form
-    extents: Extents
+    engine: Engine
     o: tuple[int, ...]
     state: tuple[int, ...]
+    keys: View
+    values: View
+    gates: View
+    betas: View
+    biases: View
+    sequences: int
+    length: int
+    scale: float
+    empty: bool
+    device: int | None
 
 
-def _plan(seen: tuple[Seen | None, ...], options: Options) -> _Plan:
-    extents, form = checked(_named(seen), options)
-    return _Plan(form, extents, extents.shape("out", options), extents.shape("final_state", options))
-
-
+#: Most calls look like an earlier one.
 @functools.lru_cache(maxsize=4096)
-def _planned(seen: tuple[Seen | None, ...], options: Options, engine: str | None) -> tuple[_Plan, Engine]:
-    """The plan and the engine of a call: kept, since most calls look like an earlier one."""
-    plan = _plan(seen, options)
-    extents = plan.extents
-    tokens = extents.B * extents.N / max(extents.S, 1)
-    return plan, choose(plan.form, extents.DK, extents.DV, _named(seen)["q"][2], engine, tokens)
+def _planned(
+    seen: tuple[Seen | None, ...],
+    final_state: bool,
+    state_v_first: bool,
+    normalise: bool,
+    gate: str,
+    beta_form: str,
+    engine: str | None,
+) -> _Plan:
+    options = Options(final_state, state_v_first, normalise, cast(Gate, gate), cast(Beta, beta_form))
+    extents, form = checked(_named(seen), options)
+    B, N, S, H, HV, DK, DV = astuple(extents)
+    device = _named(seen)["q"][2]
+    o, state = _to_make(seen, extents, options)
+    return _Plan(
+        form=form,
+        engine=choose(form, DK, DV, device, engine, B * N / max(S, 1)),
+        o=o,
+        state=state,
+        keys=dense(B * N, H, DK),
+        values=dense(B * N, HV, DV),
+        gates=dense(B * N, HV, DK),
+        betas=dense(B * N, HV),
+        biases=dense(HV, DK),
+        sequences=S,
+        length=N,
+        scale=DK**-0.5,
+        empty=not (B * N and S),
+        device=device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None,
+    )
+
+
+def _to_make(
+    seen: tuple[Seen | None, ...], extents: Extents, options: Options
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of new tensors for the outputs; of no elements for what has a buffer or is not asked for."""
+    given = _named(seen)
+    return (
+        (0,) if "out" in given else extents.shape("out", options),
+        (0,) if "final_state" in given or not options.final_state else extents.shape("final_state", options),
+    )
 
 
 def _named(things: tuple[Any, ...]) -> dict[str, Any]:
@@ -276,15 +310,13 @@ def _forward(
     engine: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, out, final_state)
-    options = Options(output_final_state, state_v_first, normalise, cast(Gate, gate), cast(Beta, beta_form))
-    plan, chosen = _planned(_seen(tensors), options, engine)
-    form, extents = plan.form, plan.extents
+    plan = _planned(_seen(tensors), output_final_state, state_v_first, normalise, gate, beta_form, engine)
     if scale is not None and not isfinite(scale):
         raise InputError(f"scale is {scale}; expected a finite number")
     if lower_bound is not None and not (isfinite(lower_bound) and lower_bound < 0):
         raise InputError(f"lower_bound is {lower_bound}; expected a finite number below 0, such as -5")
     if check:
-        check_values(form, {n: t for n, t in _named(tensors).items() if n not in ("out", "final_state")})
+        check_values(plan.form, {n: t for n, t in _named(tensors).items() if n not in ("out", "final_state")})
     if out is not None or final_state is not None:
         given = _named(tensors)
         buffers: dict[str, torch.Tensor] = {name: given.pop(name) for name in ("out", "final_state") if name in given}
@@ -292,57 +324,48 @@ def _forward(
         # What autograd saved of a buffer is no longer what it holds.
         torch.autograd.graph.increment_version([b for b in buffers.values() if not b.is_inference()])
 
-    made_o, made_state = _fresh(q, out, final_state, plan)
-    o = made_o if out is None else out.detach()
+    made_o, made_state = _fresh(q, plan.o, plan.state)
+    o = made_o if out is None else out
     state = None if not output_final_state else made_state if final_state is None else final_state.detach()
-    T = extents.B * extents.N
-    if not (T and extents.S):
+    if plan.empty:
         if state is not None:  # no tokens: every state stays what it was
-            state.zero_() if initial_state is None else state.copy_(_dense(initial_state))
+            state.zero_() if initial_state is None else state.copy_(initial_state.detach())
         return made_o, made_state
 
+    # By position: by name it would cost the host three times as much.
     call = Call(
-        form=form,
-        q=_dense(q).view(T, extents.H, extents.DK),
-        k=_dense(k).view(T, extents.H, extents.DK),
-        v=_dense(v).view(T, extents.HV, extents.DV),
-        g=_dense(g).view(T, extents.HV, extents.DK),
-        beta=_dense(beta).view(T, extents.HV),
-        o=o.view(T, extents.HV, extents.DV),
-        sequences=extents.S,
-        length=extents.N,
-        scale=extents.DK**-0.5 if scale is None else scale,
-        A_log=None if A_log is None else _dense(A_log.float()),
-        dt_bias=None if dt_bias is None else _dense(dt_bias.float()).view(extents.HV, extents.DK),
-        lower_bound=lower_bound or 0.0,
-        starts=None if cu_seqlens is None else _dense(cu_seqlens.int()),
-        initial_state=None if initial_state is None else _dense(initial_state),
-        final_state=state,
+        plan.form,
+        viewed(_dense(q), *plan.keys),
+        viewed(_dense(k), *plan.keys),
+        viewed(_dense(v), *plan.values),
+        viewed(_dense(g), *plan.gates),
+        viewed(_dense(beta), *plan.betas),
+        viewed(o, *plan.values),
+        plan.sequences,
+        plan.length,
+        plan.scale if scale is None else scale,
+        None if A_log is None else _dense(A_log.detach().float()),
+        None if dt_bias is None else viewed(_dense(dt_bias.float()), *plan.biases),
+        lower_bound or 0.0,
+        None if cu_seqlens is None else _dense(cu_seqlens.int()),
+        None if initial_state is None else _dense(initial_state.detach()),
+        state,
     )
-    if q.is_cuda and q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
-            chosen.launch(call)
+    if plan.device is not None and plan.device != torch.cuda.current_device():
+        with torch.cuda.device(plan.device):
+            plan.engine.launch(call)
     else:
-        chosen.launch(call)
+        plan.engine.launch(call)
     return made_o, made_state
 
 
-def _fresh(
-    q: torch.Tensor, out: torch.Tensor | None, final_state: torch.Tensor | None, plan: _Plan
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """New tensors for the outputs; of no elements for what has a buffer or is not asked for."""
-    wanted = plan.form.final_state and final_state is None
-    return (
-        q.new_empty(plan.o if out is None else 0),
-        q.new_empty(plan.state if wanted else 0, dtype=torch.float32),
-    )
+def _fresh(q: torch.Tensor, o: tuple[int, ...], state: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    # Sizes one by one: PyTorch takes a tuple apart at half the price of the allocation.
+    return q.new_empty(*o), q.new_empty(*state, dtype=torch.float32)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    # A parameter's views still require a gradient where gradients are off, and no program takes such a tensor. A slice
-    # with axes of length 1 counts as contiguous wherever it starts; a program loads 16 bytes at a time.
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    # A slice with axes of length 1 counts as contiguous wherever it starts; a program loads 16 bytes at a time.
     if not tensor.is_contiguous():
         return tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
@@ -351,9 +374,9 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What `_forward` returns and refuses, by shapes, formats and devices alone: for torch.compile and meta tensors."""
     *tensors, _, _, output_final_state, state_v_first, normalise, gate, beta_form, _, _ = arguments
-    plan = _plan(_seen(tuple(tensors)), Options(output_final_state, state_v_first, normalise, gate, beta_form))
-    q, out, final_state = tensors[0], tensors[9], tensors[10]
-    return _fresh(q, out, final_state, plan)
+    seen, options = _seen(tuple(tensors)), Options(output_final_state, state_v_first, normalise, gate, beta_form)
+    extents, _ = checked(_named(seen), options)
+    return _fresh(tensors[0], *_to_make(seen, extents, options))
 
 
 def _forward_mapped(*_: Any) -> Any:

@@ -231,6 +231,7 @@ def test_both_launches_are_given_what_their_programs_take(monkeypatch):
     from kda.kernels.form import Call
 
     given = {}
+    launching._planned.cache_clear()
     monkeypatch.setattr(launching, "compiled_prep", lambda *_: lambda *x: given.update(prep=x))
     monkeypatch.setattr(launching, "compiled_walk", lambda *_: lambda *x: given.update(walk=x))
     tokens, keys = torch.zeros(70, 4, 128, dtype=torch.bfloat16), torch.zeros(70, 2, 128, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +22,9 @@ from kda.formats import BF16, F16, F32
 from kda.kernels import engines
 from kda.kernels.engines import ENGINES, choose
 from kda.kernels.form import Form
+from kda.kernels.hopper import launching as hopper
+from kda.kernels.launch import entry
+from kda.kernels.views import _as_strided, dense, viewed
 from kda.malformed import refusal
 from kda.ops import kda_forward
 from kda.problem import InputError
@@ -89,6 +92,7 @@ def _nothing_is_kept():
     """No plan of one test serves another."""
     yield
     ops._planned.cache_clear()
+    hopper._planned.cache_clear()
     engines._function.cache_clear()
 
 
@@ -231,6 +235,30 @@ def test_every_tensor_is_dense_and_aligned(calls):
         for x in (call.q, call.k, call.v, call.g, call.beta, call.initial_state):
             assert x.is_contiguous()
             assert x.data_ptr() % 16 == 0
+
+
+def test_what_is_kept_of_a_call_is_no_number_and_no_tensor(calls):
+    """A call that looks like an earlier one computes what it is itself given."""
+    options = GATED | {"initial_state": torch.zeros(1, 2, 16, 16), "cu_seqlens": torch.tensor([0, 20])}
+    for seed, (scale, bound) in enumerate([(None, None), (2.0, -5.0), (0.5, -7.0), (None, -5.0)]):
+        given = tensors(seed=seed) | {"initial_state": torch.full((1, 2, 16, 16), float(seed))}
+        kda_forward(**options | given, scale=scale, lower_bound=bound)
+        call = calls.pop()
+        assert (call.scale, call.lower_bound) == (scale or 0.25, bound or 0.0)
+        for name, tensor in given.items():
+            assert torch.equal(getattr(call, name).flatten(), tensor.flatten()), name
+
+
+@pytest.mark.parametrize("of", [viewed, _as_strided], ids=["fast", "anywhere"])
+def test_a_view_lies_where_it_says(of):
+    whole = torch.nn.Parameter(torch.arange(48.0))
+    with torch.no_grad():
+        part = whole[8:]
+        view = of(part, *dense(2, 3, 4, offset=6))
+    assert torch.equal(view, torch.arange(14.0, 38.0).view(2, 3, 4))
+    assert view.data_ptr() == part.data_ptr() + 6 * part.element_size()
+    assert view.is_contiguous()
+    assert not view.requires_grad
 
 
 def _viewed(tensor, shift):
@@ -724,6 +752,37 @@ def test_no_value_is_read(options, unread):
     assert kda_forward(**tensors(), **options, out=out)[0] is out
     with pytest.raises(AssertionError, match="a value of a tensor was read"):
         kda_forward(**tensors(), **options, check=True)
+
+
+# Launches
+
+
+def test_a_compiled_kernel_is_entered_behind_its_front():
+    """Where it makes none of its outputs, and lets one."""
+
+    class Kernel:
+        def __init__(self, outputs, **shown):
+            self.adapter = SimpleNamespace(result_idx=outputs, **shown)
+
+    shown = {"get_exportable_executable": lambda: {"main": print}}
+    assert entry(Kernel([], **shown)) is print
+    for other in (Kernel([1], **shown), Kernel([]), len):
+        assert entry(other) is other
+
+
+def test_what_lies_between_the_launches_is_of_one_call(monkeypatch):
+    """Five tiles behind one another and a tensor of decays, none of them shared with another call."""
+    seen = []
+    monkeypatch.setattr(hopper, "compiled_prep", lambda *_: lambda *x: seen.append(x[8:14]))
+    monkeypatch.setattr(hopper, "compiled_walk", lambda *_: lambda *x: seen.append(x[:6]))
+    use(monkeypatch, lambda call: hopper.launch(call, 64))
+    for N in (70, 70, 200):
+        kda_forward(**tensors(N=N, DK=128, DV=128))
+    written, read = seen[::2], seen[1::2]
+    assert [list(map(id, tiles)) for tiles in written] == [list(map(id, tiles)) for tiles in read]
+    assert [sum(t.nbytes for t in tiles) for tiles in written] == [2 * chunks * 74256 for chunks in (2, 2, 4)]
+    lie = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for tiles in written for t in tiles)
+    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(lie))
 
 
 # The operator

@@ -47,7 +47,8 @@ class Form:
     beta_format: Format = F32
 
 
-@dataclass(frozen=True)
+# Not frozen: that would make each of them several times as dear. Two calls are never the same one.
+@dataclass(eq=False, slots=True)
 class Call:
     """One call, checked: dense tensors on one device, every axis of tokens flattened.
 

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -30,6 +30,7 @@ __all__ = [
     "Program",
     "check_tile",
     "compiled_kernel",
+    "entry",
     "execute",
     "parameters",
     "run_kda_chunk",
@@ -314,8 +315,11 @@ def _plain(
 
 
 @functools.cache
-def _absent(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+def _absent(HV: int, DK: int, DV: int, state_v_first: bool, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """A_log, dt_bias, starts and a state, of no elements."""
+    state = (0, HV, DV, DK) if state_v_first else (0, HV, DK, DV)
+    shapes = ((0,), torch.float32), ((0, DK), torch.float32), ((0,), torch.int32), (state, torch.float32)
+    return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes)
 
 
 #: Where o is among the `parameters` of `kda_forward`.
@@ -325,26 +329,43 @@ OUTPUT = 9
 def parameters(call: Call) -> list[Any]:
     """The arguments of the program of kda/kernels/forward.py, in its order; what a call lacks has no elements."""
     (_, HV, DV), DK = call.v.shape, call.q.shape[-1]
-    state = (0, HV, DV, DK) if call.form.state_v_first else (0, HV, DK, DV)
-
-    def given(tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return _absent(shape, dtype, call.q.device) if tensor is None else tensor
-
+    A_log, dt_bias, starts, state = _absent(HV, DK, DV, call.form.state_v_first, call.q.device)
     return [
-        *(call.q, call.k, call.v, call.g, call.beta),
-        given(call.A_log, (0,)),
-        given(call.dt_bias, (0, DK)),
-        given(call.starts, (0,), torch.int32),
-        given(call.initial_state, state),
+        call.q,
+        call.k,
+        call.v,
+        call.g,
+        call.beta,
+        A_log if call.A_log is None else call.A_log,
+        dt_bias if call.dt_bias is None else call.dt_bias,
+        starts if call.starts is None else call.starts,
+        state if call.initial_state is None else call.initial_state,
         call.o,
-        given(call.final_state, state),
-        *(call.sequences, call.length, call.scale, call.lower_bound),
+        state if call.final_state is None else call.final_state,
+        call.sequences,
+        call.length,
+        call.scale,
+        call.lower_bound,
     ]
+
+
+@functools.cache
+def entry(kernel: Any) -> Callable[..., Any]:
+    """The function behind a compiled kernel that is given all of its outputs, or the kernel where it shows none.
+
+    What TileLang has in front of it looks for outputs to make. Both run on the current stream of the tensors' device,
+    which the function itself asks for, and both refuse tensors that do not fit.
+    """
+    adapter: Any = getattr(kernel, "adapter", None)
+    if getattr(adapter, "result_idx", None) != [] or not hasattr(adapter, "get_exportable_executable"):
+        return cast(Callable[..., Any], kernel)
+    return cast(Callable[..., Any], adapter.get_exportable_executable()["main"])
 
 
 def execute(kernel: Any, arguments: list[Any], output: int) -> None:
     """Call a compiled kernel; arguments[output] is its o."""
     compiling.COUNTS.launches += 1
+    kernel = entry(kernel)
     o = arguments[output]
     if o.device.type == "cpu" and o.dtype is torch.bfloat16:  # bf16 values travel in float32 there, see CpuDialect
         widened = [t.float() if isinstance(t, torch.Tensor) and t.dtype is torch.bfloat16 else t for t in arguments]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from kda.formats import F32
 from kda.kernels import compile as compiling
 from kda.kernels.form import Call, Form
-from kda.kernels.launch import parameters
+from kda.kernels.launch import entry, parameters
+from kda.kernels.views import View, dense, viewed
 
 __all__ = ["OWN", "PASSES", "WALK_PASSES", "Programs", "Walk", "compiled_prep", "compiled_walk", "launch", "walk_for"]
 
@@ -89,6 +90,48 @@ def _compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None) -
     return compiling.compile_program(made, "cuda", passes=WALK_PASSES)
 
 
+class _Plan(NamedTuple):
+    """What calls of one form and one set of sizes share: both launches, and what lies between them.
+
+    slots: for the chunks of a value head, see prep. elements: of the tensor in which W, A, Q_g, K_g and A_qk lie, as
+    `tiles` says; decay: the shape of the other one.
+    """
+
+    prepare: Callable[..., Any]
+    step: Callable[..., Any]
+    slots: int
+    elements: int
+    tiles: tuple[View, ...]
+    decay: tuple[int, int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned(
+    form: Form,
+    tokens: int,
+    sequences: int,
+    length: int,
+    HV: int,
+    device: torch.device,
+    walk: Walk | None,
+    programs: Programs,
+) -> _Plan:
+    walk = walk or walk_for(HV * sequences, compiling.multiprocessors(device))
+    slots = tokens // CHUNK + sequences if form.packed else sequences * -(-length // CHUNK)
+    X, tile, square = HV * slots, CHUNK * D, CHUNK * CHUNK
+    W, Q_g, K_g = (dense(X, CHUNK, D, offset=i * X * tile) for i in range(3))
+    A_qk = dense(X, CHUNK, CHUNK, offset=3 * X * tile)
+    A = dense(X, 2, CHUNK, CHUNK, offset=X * (3 * tile + square))
+    return _Plan(
+        prepare=entry(compiled_prep(form, programs.prep)),
+        step=entry(compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)),
+        slots=slots,
+        elements=X * (3 * tile + 3 * square),
+        tiles=(W, A, Q_g, K_g, A_qk),
+        decay=(X, D + 4),
+    )
+
+
 def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> None:
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
@@ -96,24 +139,16 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     lie 74,256 bytes per chunk and value head.
     """
     tokens, H, _ = call.q.shape
-    HV, device, form = call.v.shape[1], call.q.device, call.form
     if tokens == 0 or call.sequences == 0:
         call.hand_states_on()
         return
-    walk = walk or walk_for(HV * call.sequences, compiling.multiprocessors(device))
-    # Slots for chunks: see prep.
-    slots = tokens // CHUNK + call.sequences if form.packed else call.sequences * -(-call.length // CHUNK)
-    X, tile, square = HV * slots, CHUNK * D, CHUNK * CHUNK
-    tiles = call.q.new_empty(X * (3 * tile + 3 * square))
-    W, Q_g, K_g = (tiles.as_strided((X, CHUNK, D), (tile, D, 1), i * X * tile) for i in range(3))
-    A_qk = tiles.as_strided((X, CHUNK, CHUNK), (square, CHUNK, 1), 3 * X * tile)
-    A = tiles.as_strided((X, 2, CHUNK, CHUNK), (2 * square, square, CHUNK, 1), X * (3 * tile + square))
-    decay = torch.empty((X, D + 4), dtype=torch.float32, device=device)
+    HV = call.v.shape[1]
+    plan = _planned(call.form, tokens, call.sequences, call.length, HV, call.q.device, walk, programs)
+    workspace = call.q.new_empty(plan.elements)
+    between = [viewed(workspace, *view) for view in plan.tiles]
+    between.append(workspace.new_empty(*plan.decay, dtype=torch.float32))
 
-    *given, S_0, o, S_N = parameters(call)[:11]
-    between = (W, A, Q_g, K_g, A_qk, decay)
+    *given, S_0, o, S_N, sequences, length, scale, lower_bound = parameters(call)
     compiling.COUNTS.launches += 1
-    prepare = compiled_prep(form, programs.prep)
-    prepare(*given, *between, slots, call.length, HV // H, call.lower_bound)
-    step = compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)
-    step(*between, call.v, given[-1], S_0, o, S_N, call.sequences, slots, call.length, call.scale)
+    plan.prepare(*given, *between, plan.slots, length, HV // H, lower_bound)
+    plan.step(*between, call.v, given[-1], S_0, o, S_N, sequences, plan.slots, length, scale)
