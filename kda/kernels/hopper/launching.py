@@ -148,7 +148,7 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     between = [viewed(workspace, *view) for view in plan.tiles]
     between.append(workspace.new_empty(*plan.decay, dtype=torch.float32))
 
-    *given, S_0, o, S_N, sequences, length, scale, lower_bound = parameters(call)
+    q, k, v, *gates, starts, S_0, o, S_N, sequences, length, scale, lower_bound = parameters(call)
     compiling.COUNTS.launches += 1
-    plan.prepare(*given, *between, plan.slots, length, HV // H, lower_bound)
-    plan.step(*between, call.v, given[-1], S_0, o, S_N, sequences, plan.slots, length, scale)
+    plan.prepare(q, k, *gates, starts, *between, plan.slots, length, HV // H, lower_bound)
+    plan.step(*between, v, starts, S_0, o, S_N, sequences, plan.slots, length, scale)

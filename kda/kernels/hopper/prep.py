@@ -242,7 +242,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     """The TileLang program of one form.
 
     ahead: see `AHEAD`; 0 for none.
-    Inputs as in `Call`; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
+    Inputs as in `Call`, but for v; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
     rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4] float32, e^gamma_C, then 1 where
     there is a second half of A, else 0.
@@ -255,7 +255,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     def kda_prep(
         Q: T.Tensor([tokens, H, D], op),
         K: T.Tensor([tokens, H, D], op),
-        V: T.Tensor([tokens, HV, D], op),
         G: T.Tensor([tokens, HV, D], form.g_format.name),
         Beta: T.Tensor([tokens, HV], form.beta_format.name),
         A_log: T.Tensor([HA], ACCUM),
