@@ -23,8 +23,8 @@ import tilelang.language as T
 from kda.kernels.chunk import LOG2_E
 from kda.kernels.dialect import ACCUM, APART, Dialect
 from kda.kernels.form import Form
-from kda.kernels.prologue import exp, log_gate, normalise, rate
-from kda.references.prologue import NORM_PART
+from kda.kernels.prologue import exp, log_gate, rate
+from kda.references.prologue import EPSILON, NORM_PART
 
 __all__ = ["LANES_PER_CHANNEL", "QUAD", "kda_steps"]
 
@@ -77,7 +77,7 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
     ):
         # Grid and variables as in `kda_forward`; divisions of what is not negative, for the states wait for them.
         with on.launch(blocks * HV * sequences) as place:
-            if on.lanes >= 64 and DK <= 128:
+            if on.lanes >= 64 and DK <= 128 and (form.normalise or form.gate != "log"):
                 T.annotate_min_blocks_per_sm(RESIDENT // on.lanes)
             dv0 = place % blocks * block_DV
             s = T.alloc_var("int32", init=T.truncdiv(place // blocks, HV))
@@ -99,7 +99,7 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
             a_s = on.shared([C, DK], ACCUM)  # e^g
             beta_s = on.shared([C], ACCUM)
             o_s = on.shared([C, share, row], ACCUM)  # of q^T S, what each lane has
-            norm_s = on.shared([DK // NORM_PART, C], ACCUM)
+            norm_s = on.shared([2, DK // NORM_PART, C], ACCUM)
 
             S = T.alloc_local([quads * QUAD, E], ACCUM)  # this lane's entries of the state
             k = T.alloc_local([quads * QUAD], ACCUM)
@@ -140,16 +140,12 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                 T.assume(first >= 0 and left > 0 and first + left <= N)
 
                 # Rows past the sequence's end, where the next may begin, are not looked at: the last one is instead.
-                if form.normalise:
-                    normalise(on, Q, first, left, hk, norm_s, total, Q_s)
-                    normalise(on, K, first, left, hk, norm_s, total, K_s)
-                else:
-                    for c in on.steps(DK // width):
-                        for r, d in on.parallel(C, width):
-                            Q_s[r, c * width + d] = T.Cast(ACCUM, Q[first + T.min(r, left - 1), hk, c * width + d])
-                    for c in on.steps(DK // width):
-                        for r, d in on.parallel(C, width):
-                            K_s[r, c * width + d] = T.Cast(ACCUM, K[first + T.min(r, left - 1), hk, c * width + d])
+                for c in on.steps(DK // width):
+                    for r, d in on.parallel(C, width):
+                        Q_s[r, c * width + d] = T.Cast(ACCUM, Q[first + T.min(r, left - 1), hk, c * width + d])
+                for c in on.steps(DK // width):
+                    for r, d in on.parallel(C, width):
+                        K_s[r, c * width + d] = T.Cast(ACCUM, K[first + T.min(r, left - 1), hk, c * width + d])
                 for c in on.steps(DK // width):
                     for r, d in on.parallel(C, width):
                         g = T.Cast(ACCUM, G[first + T.min(r, left - 1), hv, c * width + d])
@@ -163,6 +159,8 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                     V_s[r, j] = T.Cast(ACCUM, V[first + T.min(r, left - 1), hv, dv0 + j])
                 for r in on.parallel(C):
                     beta_s[r] = rate(form.beta, T.Cast(ACCUM, Beta[first + T.min(r, left - 1), hv]))
+                if form.normalise:
+                    _normalise(on, (Q_s, K_s), norm_s, total)
 
                 for r in T.serial(T.min(left, C)):
                     for j in on.steps(E):
@@ -214,6 +212,32 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                                     S_N[s, hv, d0 + i, dv0 + e0 + j] = S[c * QUAD + i, j]
 
     return program
+
+
+@T.macro
+def _normalise(on, tiles, scratch, total):  # type: ignore[no-untyped-def]
+    """`kda.kernels.prologue.normalise` of two tiles that are loaded; scratch: [2, DK / NORM_PART, C]."""
+    C, DK = tiles[0].shape
+    parts = DK // NORM_PART
+    for group in T.serial(T.ceildiv(C * parts, on.lanes)):
+        item = group * on.lanes + on.lane()
+        if item < C * parts:
+            for n in (0, 1):
+                total[0] = 0.0
+                for d in on.steps(NORM_PART):
+                    x = tiles[n][item // parts, item % parts * NORM_PART + d]
+                    total[0] = total[0] + x * x
+                scratch[n, item % parts, item // parts] = total[0]
+    for group in T.serial(T.ceildiv(2 * C, on.lanes)):
+        item = group * on.lanes + on.lane()
+        if item < 2 * C:
+            total[0] = 0.0
+            for part in on.steps(parts):
+                total[0] = total[0] + scratch[item // C, part, item % C]
+            scratch[item // C, 0, item % C] = 1.0 / T.sqrt(total[0] + EPSILON)
+    for n in (0, 1):
+        for r, d in on.parallel(C, DK):
+            tiles[n][r, d] = T.Cast(ACCUM, on.round(tiles[n][r, d] * scratch[n, 0, r]))
 
 
 def _sum(o_s: Any, r: Any, j: Any) -> Any:

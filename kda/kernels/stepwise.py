@@ -25,7 +25,7 @@ LANES = 2
 def shared_memory_steps(tile: Tile, DK: int) -> int:
     """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/steps.py, added up."""
     partial_sums = 8 * 16 * (tile.block_DV // 16 | 1)
-    return 4 * tile.C * (3 * DK + tile.block_DV + 1 + partial_sums + DK // NORM_PART)
+    return 4 * tile.C * (3 * DK + tile.block_DV + 1 + partial_sums + 2 * DK // NORM_PART)
 
 
 STEPS = Kernel("kda_steps", "steps", 256, None, shared_memory_steps, None)
