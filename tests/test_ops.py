@@ -579,7 +579,7 @@ REFUSED = {
     "dt_bias-alone": ({"dt_bias": torch.zeros(32)}, "dt_bias is given and use_gate_in_kernel is False"),
     "dt_bias-shape": (GATED | {"dt_bias": torch.zeros(16)}, r"dt_bias has shape \(16,\); .* = \(2, 16\)"),
     "no-logits": ({"allow_neg_eigval": True}, "allow_neg_eigval is True and use_beta_sigmoid_in_kernel is False"),
-    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'hopper', 'steps', 'portable' or None"),
+    "engine": ({"engine": "fast"}, "engine is 'fast'; expected 'steps', 'hopper', 'portable' or None"),
     "engine-type": ({"engine": 3}, "engine is 3; expected a name or None"),
     "engine-elsewhere": (
         {"engine": "hopper"},
@@ -934,6 +934,10 @@ def test_the_first_that_covers_the_call_takes_it(monkeypatch, capability, operan
     assert choose(Form(operand), DK, DV, device).name == name
     assert choose(Form(operand), DK, DV, device, "portable").name == "portable"
     assert choose(Form(operand), DK, DV, torch.device("cpu")).name == "portable"
+    for packed, few in ((False, 16), (True, 2)):
+        form = Form(operand, packed=packed)
+        assert choose(form, DK, DV, device, tokens=few).name == "steps"
+        assert choose(form, DK, DV, device, tokens=few + 0.5).name == name
 
 
 @pytest.mark.parametrize(

@@ -368,12 +368,13 @@ def test_few_heads_get_narrow_blocks_and_one_token_is_loaded_alone():
         tile = tile_for(BF16, 128, 128, "cuda", heads, tokens, 132)
         return tile.block_DV, tile.C
 
-    assert [chosen(heads, 1) for heads in (16, 32, 33, 2048)] == [(16, 1), (16, 1), (32, 1), (32, 1)]
-    assert chosen(2048, 1.5) == chosen(2048, 16) == (32, AT_ONCE[1])
+    widths = {16: 16, 32: 16, 33: 32, 65: 32, 66: 64, 2048: 64}
+    assert {heads: chosen(heads, 1) for heads in widths} == {heads: (width, 1) for heads, width in widths.items()}
+    assert chosen(2048, 1.5) == chosen(2048, 16) == (64, AT_ONCE[1])
 
 
 def test_an_edited_copy_is_an_implementation(tmp_path):
-    (tmp_path / "mine.py").write_text(inspect.getsource(steps).replace("- w[j]", "+ w[j]"))
+    (tmp_path / "mine.py").write_text(inspect.getsource(steps).replace("- sums[j]", "+ sums[j]"))
     mine = implementation(f"{tmp_path / 'mine.py'}:kda_steps")
     assert isinstance(mine, KdaSteps)
     assert mine.operations() == ()
@@ -383,7 +384,7 @@ def test_an_edited_copy_is_an_implementation(tmp_path):
 
 def test_a_failure_is_described(tmp_path):
     """Nobody knows its stages: a report says which rows are wrong, and no more."""
-    (tmp_path / "wrong.py").write_text(inspect.getsource(steps).replace("- w[j]", "+ w[j]"))
+    (tmp_path / "wrong.py").write_text(inspect.getsource(steps).replace("- sums[j]", "+ sums[j]"))
     subject = Subject(implementation(f"{tmp_path / 'wrong.py'}:kda_steps"), "c", F16)
     law = load_laws(Path(__file__).parents[1] / "properties", "kernel")["kernel.matches_reference_A"]
     found = wrong_run(examined(law, subject, BUSY))
@@ -404,7 +405,7 @@ def test_it_is_under_the_laws_of_the_operation():
 
 
 @functools.cache
-def source(form: Form, DK=128, DV=128, C=8, block_DV=32) -> str:
+def source(form: Form, DK=128, DV=128, C=8, block_DV=64) -> str:
     """What TileLang makes of the program for sm_90a."""
     from kda.kernels import compile as compiling
 
@@ -446,8 +447,8 @@ def test_states_move_16_bytes_at_a_time(v_first, DK, DV, block_DV):
 def test_no_form_changes_how_a_token_is_computed():
     """The sums of a token are the same lines in every form: what differs is behind or before them."""
     plain_walk = walk(source(Form(BF16)))
-    assert sum("shfl_xor" in line for line in plain_walk) == 2
-    assert sum("fmaf" in line for line in plain_walk) == 3
+    assert [sum(word in line for line in plain_walk) for word in ("shfl_xor", "shfl_sync", "fmaf")] == [3, 1, 3]
+    assert not any("syncthreads" in line for line in plain_walk)
     for form in (
         Form(BF16, state_v_first=True),
         Form(BF16, initial_state=False, final_state=False),
@@ -456,10 +457,22 @@ def test_no_form_changes_how_a_token_is_computed():
         assert walk(source(form)) == plain_walk
 
 
+@LAYOUTS
+@pytest.mark.parametrize(("C", "block_DV"), [(1, 64), (8, 64), (8, 32), (8, 16)])
+def test_no_branch_keeps_loads_from_travelling_together(v_first, C, block_DV):
+    """Every access is known to be inside its tensor: a branch is about lanes, or about rows that o does not have."""
+    code = source(Form(BF16, state_v_first=v_first), C=C, block_DV=block_DV)
+    branches = re.findall(r"\bif \((.*)\) {", code)
+    assert branches
+    for branch in branches:
+        assert set(re.findall(r"[A-Za-z_]\w*", branch)) <= {"int", "threadIdx", "x", "left"}, branch
+    assert len(re.findall(r"\b__syncthreads\(\)", code)) == 2
+
+
 @pytest.mark.parametrize("form", [Form(BF16), Form(F32, normalise=True)], ids=["bf16", "f32-norm"])
 def test_the_shared_memory_is_at_most_that_of_its_tiles(form):
     """TileLang lays the scratch of the norm over other tiles where it can, and aligns each."""
-    tile = Tile(8, 32, form.operand)
+    tile = Tile(8, 64, form.operand)
     starts = [int(x) for x in re.findall(r"buf_dyn_shmem \+ (\d+)", source(form))]
     assert starts
     assert max(starts) < shared_memory_steps(tile, 128) + 16 * len(starts)

@@ -20,6 +20,8 @@ from kda.problem import Tile
 __all__ = ["CpuDialect", "CudaDialect", "Dialect"]
 
 ACCUM = "float32"
+#: Lanes of a warp from one of those that share sums to the next.
+APART = 4
 
 
 class Dialect:
@@ -69,8 +71,15 @@ class Dialect:
         """X y + z in float32; where the target has such an instruction, rounded once."""
         raise NotImplementedError
 
-    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
-        """Make x[j] of each of `lanes` neighbours, a power of two, the sum of theirs, the same in all."""
+    def share_sums(self, x: Any, member: Any, sums: Any) -> Any:
+        """Add up x[0], ..., x[3] of eight lanes, of which this is number `member`: sums[0] is that of x[member % 4].
+
+        The eight are APART lanes from one another. One lane alone has all sums already, and x and `sums` are the same.
+        """
+        raise NotImplementedError
+
+    def spread_sums(self, x: Any, member: Any, sums: Any) -> Any:
+        """Fill x[0], ..., x[3] with what the lanes of `share_sums` have in sums[0]."""
         raise NotImplementedError
 
     def round(self, value: Any) -> Any:
@@ -122,7 +131,10 @@ class CpuDialect(Dialect):
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return z + x * y
 
-    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
+    def share_sums(self, x: Any, member: Any, sums: Any) -> Any:
+        return None
+
+    def spread_sums(self, x: Any, member: Any, sums: Any) -> Any:
         return None
 
     def round(self, value: Any) -> Any:
@@ -170,8 +182,11 @@ class CudaDialect(Dialect):
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return T.ieee_fmaf(x, y, z)
 
-    def add_lanes(self, x: Any, j: Any, lanes: int) -> Any:
-        return _add_lanes(x, j, lanes)
+    def share_sums(self, x: Any, member: Any, sums: Any) -> Any:
+        return _share_sums(x, member, sums)
+
+    def spread_sums(self, x: Any, member: Any, sums: Any) -> Any:
+        return _spread_sums(self.lane(), x, member, sums)
 
     def gemm(self, a: Any, b: Any, acc: Any, **options: Any) -> Any:
         if self.format is F32:
@@ -191,9 +206,22 @@ def _gemm_float32(a, b, acc, transpose_A=False, transpose_B=False, clear_accum=F
 
 
 @T.macro
-def _add_lanes(x, j, lanes):  # type: ignore[no-untyped-def]
-    for bit in range(lanes.bit_length() - 1):
-        x[j] = x[j] + T.shfl_xor(x[j], 1 << bit)
+def _share_sums(x, member, sums):  # type: ignore[no-untyped-def]
+    # A lane keeps half of what it has and gives the other half to the lane that keeps that one: 4 exchanges, not 12.
+    for j in T.unroll(2):
+        given = T.if_then_else(member & 2 == 0, x[j + 2], x[j])
+        kept = T.if_then_else(member & 2 == 0, x[j], x[j + 2])
+        x[j] = kept + T.shfl_xor(given, 2 * APART)
+    given = T.if_then_else(member & 1 == 0, x[1], x[0])
+    kept = T.if_then_else(member & 1 == 0, x[0], x[1])
+    sums[0] = kept + T.shfl_xor(given, APART)
+    sums[0] = sums[0] + T.shfl_xor(sums[0], 4 * APART)
+
+
+@T.macro
+def _spread_sums(lane, x, member, sums):  # type: ignore[no-untyped-def]
+    for j in T.unroll(4):
+        x[j] = T.shfl_sync(sums[0], lane + (j - member) * APART)
 
 
 def threads_for(tile: Tile, DK: int, rows: int | None = None) -> int:

@@ -86,12 +86,13 @@ def _capability_words(capability: tuple[int, int]) -> str:
     return f"compute capability {capability[0]}.{capability[1]}"
 
 
-#: "steps" is right for any length, and slow for long ones. The host does not know the lengths of packed sequences: with
-#: at most two tokens on average, a call is taken for one that decodes.
-#: `steps` belongs before `hopper`, and goes there when it has been run and timed on a GPU.
+#: "steps" is right for any length, and slow for long ones: on an H200, in bf16 with 32 heads of 128 x 128 and states,
+#: 256 sequences of one token take 328 us where "hopper" takes 991, 64 of 16 tokens 217 against 277, of 32 366 against
+#: 284. The host does not know the lengths of packed sequences: with at most two tokens on average, a call is taken for
+#: one that decodes.
 ENGINES: tuple[Engine, ...] = (
-    Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),
     Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
+    Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),
     Engine("portable", "one TileLang program for all", "kda.kernels.portable", (F16, BF16, F32), range(16, 257, 16)),
 )
 

@@ -4,23 +4,27 @@
 
 All in float32; o alone is rounded. What such a call costs is to read the states and to write them: one program takes
 one value head of one sequence and a [DK, block_DV] slice of its state, which stays in registers from the first token to
-the last. Tokens are loaded C at a time.
+the last. Tokens are loaded C at a time, and widened to float32 then.
 
-On CUDA the slice is spread over 2 block_DV lanes. Eight neighbours share four value channels and own a quad of key
+On CUDA the slice is spread over 2 block_DV lanes. Eight lanes of a warp share four value channels and own a quad of key
 channels in turn; each has the same entries whichever axis of a state is contiguous, moves them 16 bytes at a time
-either way, and adds them up in the same order. Neither block_DV nor C enters a sum, so that no bit hangs on them. On a
-CPU one lane has all of it, and k^T S and q^T S are sums over key channels in ascending order.
+either way, and adds them up in the same order. Each makes one of the four sums k^T S for all of them; what each has of
+q^T S waits in shared memory until C tokens are done. Neither block_DV nor C enters a sum, so that no bit hangs on them.
+On a CPU one lane has all of it, and k^T S and q^T S are sums over key channels in ascending order.
 """
 
+from functools import reduce
+from math import gcd
+from operator import add
 from typing import Any
 
 import tilelang.language as T
 
 from kda.kernels.chunk import LOG2_E
-from kda.kernels.dialect import ACCUM, Dialect
+from kda.kernels.dialect import ACCUM, APART, Dialect
 from kda.kernels.form import Form
-from kda.kernels.prologue import exp, log_gate, normalise, rate
-from kda.references.prologue import NORM_PART
+from kda.kernels.prologue import exp, log_gate, rate
+from kda.references.prologue import EPSILON, NORM_PART
 
 __all__ = ["LANES_PER_CHANNEL", "QUAD", "kda_steps"]
 
@@ -28,6 +32,8 @@ __all__ = ["LANES_PER_CHANNEL", "QUAD", "kda_steps"]
 QUAD = 4
 #: Lanes of a GPU that share a value channel.
 LANES_PER_CHANNEL = 8
+#: Lanes that a multiprocessor has registers for: 128 each, half of which are a lane's entries of a state with DK = 128.
+RESIDENT = 512
 
 
 def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: int, form: Form | None = None) -> Any:
@@ -43,8 +49,13 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
 
     share = 1 if on.lanes == 1 else LANES_PER_CHANNEL
     E = block_DV * share // on.lanes  # value channels of one lane
+    made = E if share == 1 else 1  # sums k^T S that it makes, for itself or for all who share them
     quads = -(-DK // (QUAD * share))  # quads of key channels of one lane, the last of which may be beyond DK
     whole = DK % (QUAD * share) == 0
+    # Lanes load C rows of so many channels at once, a quad each: each stays in its row, and has one address of it.
+    width = gcd(DK, max(16, QUAD * on.lanes // C // 16 * 16))
+    # From a row of o_s to the next it is an odd multiple of 16 numbers: four lanes in each of two rows fill all banks.
+    row = 16 * (block_DV // 16 | 1)
 
     @T.prim_func
     def program(
@@ -66,6 +77,8 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
     ):
         # Grid and variables as in `kda_forward`; divisions of what is not negative, for the states wait for them.
         with on.launch(blocks * HV * sequences) as place:
+            if on.lanes >= 64 and DK <= 128 and (form.normalise or form.gate != "log"):
+                T.annotate_min_blocks_per_sm(RESIDENT // on.lanes)
             dv0 = place % blocks * block_DV
             s = T.alloc_var("int32", init=T.truncdiv(place // blocks, HV))
             hv = T.alloc_var("int32", init=place // blocks - s * HV)
@@ -73,27 +86,36 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
             start = T.alloc_var("int32", init=Starts[s] if form.packed else s * length)
             tokens = T.alloc_var("int32", init=Starts[s + 1] - start if form.packed else length)
 
-            Q_s = on.shared([C, DK], on.operand)
-            K_s = on.shared([C, DK], on.operand)
-            V_s = on.shared([C, block_DV], on.operand)
+            # Every access is inside its tensor. Told so, TileLang puts no branch around any: loads travel together.
+            T.assume(s >= 0 and hv >= 0 and hv < HV and hk >= 0 and hk < H)
+            if form.initial_state:
+                T.assume(s < S_in)
+            if form.final_state:
+                T.assume(s < S_out)
+
+            Q_s = on.shared([C, DK], ACCUM)
+            K_s = on.shared([C, DK], ACCUM)
+            V_s = on.shared([C, block_DV], ACCUM)
             a_s = on.shared([C, DK], ACCUM)  # e^g
             beta_s = on.shared([C], ACCUM)
-            norm_s = on.shared([DK // NORM_PART, C], ACCUM)
+            o_s = on.shared([C, share, row], ACCUM)  # of q^T S, what each lane has
+            norm_s = on.shared([2, DK // NORM_PART, C], ACCUM)
 
             S = T.alloc_local([quads * QUAD, E], ACCUM)  # this lane's entries of the state
+            k = T.alloc_local([quads * QUAD], ACCUM)
             x = T.alloc_local([QUAD], ACCUM)
-            y = T.alloc_local([QUAD], ACCUM)
             w = T.alloc_local([E], ACCUM)  # k^T S, then what is written
+            sums = w if share == 1 else T.alloc_local([made], ACCUM)  # those of w that this lane makes
             o = T.alloc_local([E], ACCUM)
             total = T.alloc_local([1], ACCUM)
             factor = T.alloc_local([1], ACCUM)  # e^A_log
 
-            # Entry [c QUAD + i, j] of S is key channel (c share + mine) QUAD + i and value channel dv0 + e0 + j.
-            mine = on.lane() % share
-            e0 = on.lane() // share * E
+            # Entry [c QUAD + i, j] of S is key channel (c share + member) QUAD + i and value channel dv0 + e0 + j.
+            member = on.lane() // APART % share
+            e0 = (on.lane() // (APART * share) * APART + on.lane() % APART) * E
 
             for c in on.steps(quads):
-                d0 = (c * share + mine) * QUAD
+                d0 = (c * share + member) * QUAD
                 if form.initial_state and form.state_v_first:
                     for j in on.steps(E):
                         for i in on.vector(QUAD):
@@ -115,65 +137,68 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
             for part in T.serial(T.ceildiv(tokens, C)):
                 first = start + part * C
                 left = tokens - part * C
+                T.assume(first >= 0 and left > 0 and first + left <= N)
 
-                # Rows past the sequence's end, where the next one may begin, are not looked at, here or below.
-                if form.normalise:
-                    normalise(on, Q, first, left, hk, norm_s, total, Q_s)
-                    normalise(on, K, first, left, hk, norm_s, total, K_s)
-                else:
-                    for r, d in on.parallel(C, DK):
-                        Q_s[r, d] = T.if_then_else(r < left, Q[first + r, hk, d], T.Cast(on.operand, 0.0))
-                    for r, d in on.parallel(C, DK):
-                        K_s[r, d] = T.if_then_else(r < left, K[first + r, hk, d], T.Cast(on.operand, 0.0))
+                # Rows past the sequence's end, where the next may begin, are not looked at: the last one is instead.
+                for c in on.steps(DK // width):
+                    for r, d in on.parallel(C, width):
+                        Q_s[r, c * width + d] = T.Cast(ACCUM, Q[first + T.min(r, left - 1), hk, c * width + d])
+                for c in on.steps(DK // width):
+                    for r, d in on.parallel(C, width):
+                        K_s[r, c * width + d] = T.Cast(ACCUM, K[first + T.min(r, left - 1), hk, c * width + d])
+                for c in on.steps(DK // width):
+                    for r, d in on.parallel(C, width):
+                        g = T.Cast(ACCUM, G[first + T.min(r, left - 1), hv, c * width + d])
+                        if form.gate == "log":
+                            a_s[r, c * width + d] = T.exp2(g * LOG2_E)
+                        else:
+                            biased_g = g + T.if_then_else(biased > 0, dt_bias[hv, c * width + d], 0.0)
+                            log_a = log_gate(form.gate, biased_g, factor[0], lower_bound)
+                            a_s[r, c * width + d] = T.exp2(log_a * LOG2_E)
                 for r, j in on.parallel(C, block_DV):
-                    V_s[r, j] = T.if_then_else(r < left, V[first + r, hv, dv0 + j], T.Cast(on.operand, 0.0))
-                for r, d in on.parallel(C, DK):
-                    g = T.if_then_else(r < left, T.Cast(ACCUM, G[first + r, hv, d]), 0.0)
-                    if form.gate == "log":
-                        a_s[r, d] = T.exp2(g * LOG2_E)
-                    else:
-                        biased_g = g + T.if_then_else(biased > 0, dt_bias[hv, d], 0.0)
-                        a_s[r, d] = T.exp2(log_gate(form.gate, biased_g, factor[0], lower_bound) * LOG2_E)
+                    V_s[r, j] = T.Cast(ACCUM, V[first + T.min(r, left - 1), hv, dv0 + j])
                 for r in on.parallel(C):
-                    beta_s[r] = rate(form.beta, T.if_then_else(r < left, T.Cast(ACCUM, Beta[first + r, hv]), 0.0))
+                    beta_s[r] = rate(form.beta, T.Cast(ACCUM, Beta[first + T.min(r, left - 1), hv]))
+                if form.normalise:
+                    _normalise(on, (Q_s, K_s), norm_s, total)
 
                 for r in T.serial(T.min(left, C)):
                     for j in on.steps(E):
                         w[j] = 0.0
                         o[j] = 0.0
                     for c in on.steps(quads):
-                        d0 = (c * share + mine) * QUAD
+                        d0 = (c * share + member) * QUAD
                         for i in on.vector(QUAD):
                             x[i] = T.if_then_else(whole or d0 < DK, a_s[r, d0 + i], 0.0)
                         for i in on.vector(QUAD):
-                            y[i] = T.if_then_else(whole or d0 < DK, T.Cast(ACCUM, K_s[r, d0 + i]), 0.0)
+                            k[c * QUAD + i] = T.if_then_else(whole or d0 < DK, K_s[r, d0 + i], 0.0)
                         for i in on.steps(QUAD):
                             for j in on.steps(E):
                                 S[c * QUAD + i, j] = S[c * QUAD + i, j] * x[i]
-                                w[j] = on.fma(y[i], S[c * QUAD + i, j], w[j])
-                    for j in on.steps(E):
-                        on.add_lanes(w, j, share)
-                        w[j] = beta_s[r] * (T.Cast(ACCUM, V_s[r, e0 + j]) - w[j])
+                                w[j] = on.fma(k[c * QUAD + i], S[c * QUAD + i, j], w[j])
+                    on.share_sums(w, member, sums)
+                    for j in on.steps(made):
+                        sums[j] = beta_s[r] * (V_s[r, e0 + member % E + j] - sums[j])
+                    on.spread_sums(w, member, sums)
 
                     for c in on.steps(quads):
-                        d0 = (c * share + mine) * QUAD
+                        d0 = (c * share + member) * QUAD
                         for i in on.vector(QUAD):
-                            y[i] = T.if_then_else(whole or d0 < DK, T.Cast(ACCUM, K_s[r, d0 + i]), 0.0)
-                        for i in on.vector(QUAD):
-                            x[i] = T.if_then_else(whole or d0 < DK, T.Cast(ACCUM, Q_s[r, d0 + i]), 0.0)
+                            x[i] = T.if_then_else(whole or d0 < DK, Q_s[r, d0 + i], 0.0)
                         for i in on.steps(QUAD):
                             for j in on.steps(E):
-                                S[c * QUAD + i, j] = on.fma(y[i], w[j], S[c * QUAD + i, j])
+                                S[c * QUAD + i, j] = on.fma(k[c * QUAD + i], w[j], S[c * QUAD + i, j])
                                 o[j] = on.fma(x[i], S[c * QUAD + i, j], o[j])
-                    for j in on.steps(E):
-                        on.add_lanes(o, j, share)
-                    if mine == 0:
-                        for j in on.vector(E):
-                            O[first + r, hv, dv0 + e0 + j] = on.round(scale * o[j])
+                    for j in on.vector(E):
+                        o_s[r, member, e0 + j] = o[j]
+
+                for r, j in on.parallel(C, block_DV):
+                    if r < left:
+                        O[first + r, hv, dv0 + j] = on.round(scale * _sum(o_s, r, j))
 
             if form.final_state:
                 for c in on.steps(quads):
-                    d0 = (c * share + mine) * QUAD
+                    d0 = (c * share + member) * QUAD
                     if whole or d0 < DK:
                         if form.state_v_first:
                             for j in on.steps(E):
@@ -187,3 +212,34 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                                     S_N[s, hv, d0 + i, dv0 + e0 + j] = S[c * QUAD + i, j]
 
     return program
+
+
+@T.macro
+def _normalise(on, tiles, scratch, total):  # type: ignore[no-untyped-def]
+    """`kda.kernels.prologue.normalise` of two tiles that are loaded; scratch: [2, DK / NORM_PART, C]."""
+    C, DK = tiles[0].shape
+    parts = DK // NORM_PART
+    for group in T.serial(T.ceildiv(C * parts, on.lanes)):
+        item = group * on.lanes + on.lane()
+        if item < C * parts:
+            for n in (0, 1):
+                total[0] = 0.0
+                for d in on.steps(NORM_PART):
+                    x = tiles[n][item // parts, item % parts * NORM_PART + d]
+                    total[0] = total[0] + x * x
+                scratch[n, item % parts, item // parts] = total[0]
+    for group in T.serial(T.ceildiv(2 * C, on.lanes)):
+        item = group * on.lanes + on.lane()
+        if item < 2 * C:
+            total[0] = 0.0
+            for part in on.steps(parts):
+                total[0] = total[0] + scratch[item // C, part, item % C]
+            scratch[item // C, 0, item % C] = 1.0 / T.sqrt(total[0] + EPSILON)
+    for n in (0, 1):
+        for r, d in on.parallel(C, DK):
+            tiles[n][r, d] = T.Cast(ACCUM, on.round(tiles[n][r, d] * scratch[n, 0, r]))
+
+
+def _sum(o_s: Any, r: Any, j: Any) -> Any:
+    """What all lanes have in o_s[r, :, j], in ascending order."""
+    return reduce(add, (o_s[r, member, j] for member in range(int(o_s.shape[1]))))

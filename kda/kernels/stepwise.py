@@ -17,15 +17,15 @@ __all__ = ["AT_ONCE", "STEPS", "launch", "shared_memory_steps", "tile_for", "wit
 #: Tokens that a program loads at once: where sequences have one token, on average, and where they have more.
 AT_ONCE = (1, 8)
 #: Value channels of one program by target, the best first.
-BLOCKS_DV: dict[str, tuple[int, ...]] = {"cuda": (32, 16), "c": (64, 32, 16)}
+BLOCKS_DV: dict[str, tuple[int, ...]] = {"cuda": (64, 32, 16), "c": (64, 32, 16)}
 #: Lanes per value channel of a block on CUDA: each has four channels, and shares them with seven others.
 LANES = 2
 
 
 def shared_memory_steps(tile: Tile, DK: int) -> int:
     """Bytes of shared memory of one program on CUDA: the tiles of kda/kernels/steps.py, added up."""
-    operand = tile.dtype.numpy.itemsize
-    return tile.C * (operand * (2 * DK + tile.block_DV) + 4 * (DK + 1 + DK // NORM_PART))
+    partial_sums = 8 * 16 * (tile.block_DV // 16 | 1)
+    return 4 * tile.C * (3 * DK + tile.block_DV + 1 + partial_sums + 2 * DK // NORM_PART)
 
 
 STEPS = Kernel("kda_steps", "steps", 256, None, shared_memory_steps, None)
