@@ -773,7 +773,7 @@ def test_a_compiled_kernel_is_entered_behind_its_front():
 def test_what_lies_between_the_launches_is_of_one_call(monkeypatch):
     """Five tiles behind one another and a tensor of decays, none of them shared with another call."""
     seen = []
-    monkeypatch.setattr(hopper, "compiled_prep", lambda *_: lambda *x: seen.append(x[8:14]))
+    monkeypatch.setattr(hopper, "compiled_prep", lambda *_: lambda *x: seen.append(x[7:13]))
     monkeypatch.setattr(hopper, "compiled_walk", lambda *_: lambda *x: seen.append(x[:6]))
     use(monkeypatch, lambda call: hopper.launch(call, 64))
     for N in (70, 70, 200):
