@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.autograd import forward_ad
 
-from kda.kernels.contract import ALIGNMENT, Extents, Options, Seen, checked, writable
+from kda.kernels.contract import Extents, Options, Seen, checked, writable
 from kda.kernels.engines import Engine, choose
 from kda.kernels.form import Beta, Call, Form, Gate
+from kda.kernels.launch import aligned
 from kda.kernels.values import check_values
 from kda.kernels.views import View, dense, viewed
 from kda.problem import InputError
@@ -190,7 +191,7 @@ def _check_kind(name: str, tensor: object, grad: bool, dual: bool) -> None:
         raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
-        raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.to_dense())")
+        raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.toaligned())")
     if (grad and tensor.requires_grad) or (dual and _tangent(tensor) is not None):
         raise InputError(
             f"{name} requires a gradient and kda_forward has no backward pass; expected a tensor without (call it "
@@ -335,20 +336,20 @@ def _forward(
     # By position: by name it would cost the host three times as much.
     call = Call(
         plan.form,
-        viewed(_dense(q), *plan.keys),
-        viewed(_dense(k), *plan.keys),
-        viewed(_dense(v), *plan.values),
-        viewed(_dense(g), *plan.gates),
-        viewed(_dense(beta), *plan.betas),
+        viewed(aligned(q), *plan.keys),
+        viewed(aligned(k), *plan.keys),
+        viewed(aligned(v), *plan.values),
+        viewed(aligned(g), *plan.gates),
+        viewed(aligned(beta), *plan.betas),
         viewed(o, *plan.values),
         plan.sequences,
         plan.length,
         plan.scale if scale is None else scale,
-        None if A_log is None else _dense(A_log.detach().float()),
-        None if dt_bias is None else viewed(_dense(dt_bias.float()), *plan.biases),
+        None if A_log is None else aligned(A_log.detach().float()),
+        None if dt_bias is None else viewed(aligned(dt_bias.float()), *plan.biases),
         lower_bound or 0.0,
-        None if cu_seqlens is None else _dense(cu_seqlens.int()),
-        None if initial_state is None else _dense(initial_state.detach()),
+        None if cu_seqlens is None else aligned(cu_seqlens.int()),
+        None if initial_state is None else aligned(initial_state.detach()),
         state,
     )
     if plan.device is not None and plan.device != torch.cuda.current_device():
@@ -362,13 +363,6 @@ def _forward(
 def _fresh(q: torch.Tensor, o: tuple[int, ...], state: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     # Sizes one by one: PyTorch takes a tuple apart at half the price of the allocation.
     return q.new_empty(*o), q.new_empty(*state, dtype=torch.float32)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    # A slice with axes of length 1 counts as contiguous wherever it starts; a program loads 16 bytes at a time.
-    if not tensor.is_contiguous():
-        return tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -148,8 +148,8 @@ class Launching:
         self.launched.append((walk, programs))
         portable.launch(call)
 
-    def compiled_prep(self, form, wide, program):
-        self.compiled.append((form, wide, program))
+    def compiled_prep(self, form, program):
+        self.compiled.append((form, program))
 
     def compiled_walk(self, form, walk, program):
         self.compiled.append((form, walk, program))
@@ -169,7 +169,7 @@ def test_the_operation_runs_the_walk_that_is_rewritten(role):
     form = form_of(choice, F16)
     prep = mine if role == "prep" else None
     walk = mine if role != "prep" else None
-    assert other.compiled == [(form, wide, prep), (form, 64 if wide else 16, walk)]
+    assert other.compiled == [(form, prep), (form, 64 if wide else 16, walk)]
     case = OperationCase.parse(
         "op1,lengths=3.0.70,tail=2,H=1,groups=2,DK=128,DV=128,q=gauss,k=gauss,v=gauss,state=gauss,seed=3"
     ).replace(dtype=F16)

@@ -14,9 +14,10 @@ from kda import implementations
 from kda.case import Case
 from kda.formats import BF16, F16, F32, F64
 from kda.implementations import Memory, MemoryViolation, implementation, implementation_names
+from kda.implementations.builtin import _plain_call
 from kda.implementations.on_torch import TorchImplementation
 from kda.kernels.compile import COUNTS
-from kda.kernels.launch import compiled_kernel
+from kda.kernels.launch import ALIGNMENT, compiled_kernel
 from kda.malformed import outcome, refusal
 from kda.numerics.domain import DomainError
 from kda.problem import InputError, Tile
@@ -172,6 +173,21 @@ def test_a_strided_input_read_as_contiguous_is_caught(tensor):
     plain = Careless().run(inputs, CASE.tile, "c")
     assert plain.equals(Faithful().run(inputs, CASE.tile, "c"))
     assert not Careless().run(inputs, CASE.tile, "c", Memory(strided=True)).equals(plain)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 8])
+def test_programs_are_given_tensors_that_start_where_they_can_load(offset):
+    """One token of one head is contiguous wherever it starts; what loads 16 bytes at a time, or a TMA, is not."""
+    row = torch.arange(160.0)[offset : offset + 128]
+    narrow = torch.arange(160, dtype=torch.half)[offset : offset + 128]
+    given = {name: narrow.view(1, 1, 1, 128) for name in "qkv"}
+    given |= {"g": row.view(1, 1, 1, 128), "beta": row[:1].view(1, 1, 1)}
+    call = _plain_call(given, F16, torch.empty(1, 1, 1, 128, dtype=torch.half), torch.empty(1, 1, 128, 128))
+    for name in given:
+        taken = getattr(call, name)
+        assert taken.data_ptr() % ALIGNMENT == 0
+        assert torch.equal(taken.flatten(), given[name].flatten())
+        assert (taken.data_ptr() == given[name].data_ptr()) == (given[name].data_ptr() % ALIGNMENT == 0)
 
 
 # The references and the mirror

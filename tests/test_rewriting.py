@@ -494,8 +494,8 @@ def test_a_mutant_leaves_the_original_as_it_is():
 def test_a_mutant_of_the_launch_leaves_the_launch_as_it_is():
     before = dict(vars(launch))
     planted = CATALOGUE["strides-assumed"].mutant("kernel").planted()
-    assert "as_strided" in inspect.getsource(planted._launch._dense)
-    assert "as_strided" not in inspect.getsource(launch._dense)
+    assert "as_strided" in inspect.getsource(planted._launch.aligned)
+    assert "as_strided" not in inspect.getsource(launch.aligned)
     assert dict(vars(launch)) == before
 
 

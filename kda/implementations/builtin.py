@@ -577,8 +577,9 @@ class KdaSteps(_TileLang):
 def _plain_call(tensors: dict[str, torch.Tensor], operand: Format, o: torch.Tensor, final_state: torch.Tensor) -> Call:
     """B sequences of N tokens each, behind one another, with scale 1."""
     from kda.kernels.form import Call, Form
+    from kda.kernels.launch import aligned
 
-    dense = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    dense = {name: aligned(tensor) for name, tensor in tensors.items()}
     B, N = dense["q"].shape[:2]
     q, k, v, g, beta = (dense[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta"))
     state = dense.get("initial_state")

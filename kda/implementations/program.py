@@ -123,12 +123,12 @@ class HopperProgram(Program):
         return Hopper().judge(inputs, target)
 
     def prepare(self, target: str, dtype: Format) -> None:
-        launching, programs, wide = self._launching, self._programs, self._walk is not None
+        launching, programs = self._launching, self._programs
+        walk = self._walk or launching.NARROW[0]
         for choice in self._forms:
             form = form_of(choice, dtype)
-            launching.compiled_prep(form, wide, programs.prep)
-            step = programs.walk_wide if wide else programs.walk_narrow
-            launching.compiled_walk(form, self._walk or launching.NARROW[0], step)
+            launching.compiled_prep(form, programs.prep)
+            launching.compiled_walk(form, walk, programs.walk_wide if walk == launching.WIDE else programs.walk_narrow)
 
     def _launch(self, call: Call, sizes: Sizes, target: str) -> None:
         self._launching.launch(call, self._walk, self._programs)

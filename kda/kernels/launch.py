@@ -14,6 +14,7 @@ import torch
 from kda.formats import BF16, F16, F32, Format
 from kda.kernels import bounds
 from kda.kernels import compile as compiling
+from kda.kernels.contract import ALIGNMENT
 from kda.kernels.form import Call, Form
 from kda.numerics.domain import GateDomain, gate_domain
 from kda.problem import AXES, InputError, Sizes, Tile, at_words, check_shapes
@@ -28,6 +29,7 @@ __all__ = [
     "SHARED_MEMORY",
     "Kernel",
     "Program",
+    "aligned",
     "check_tile",
     "compiled_kernel",
     "entry",
@@ -48,8 +50,6 @@ BLOCKS_DV = (16, 32, 64, 128)
 MAX_CHANNELS = 128
 #: Programs along the second and third axes of a CUDA grid, which are H and B for `kda_chunk`.
 MAX_GRID = 65535
-#: Bytes to which every buffer must be aligned: the widest load of the kernel.
-ALIGNMENT = 16
 #: Shared memory that one program may use on an H100 or H200, bytes.
 SHARED_MEMORY = 232448
 
@@ -283,7 +283,7 @@ def _run(
     if initial_state is None:
         initial_state = torch.zeros(sizes.shape("initial_state"), dtype=torch.float32, device=q.device)
 
-    arguments = [_dense(t.detach()) for t in (q, k, v, g, beta, initial_state)]
+    arguments = [aligned(t.detach()) for t in (q, k, v, g, beta, initial_state)]
     compiled = compiled_kernel(tile, sizes.DK, sizes.DV, target, program, check_tiles, kernel)
     if check_tiles:
         bounds.forget()
@@ -297,9 +297,13 @@ def _run(
     return buffers["o"], buffers["final_state"]
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    # A slice with axes of length 1 counts as contiguous wherever it starts; the kernel loads 16 bytes at a time.
-    tensor = tensor.contiguous()
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as every program takes it, or a copy that is: dense, and where it can be loaded 16 bytes at a time.
+
+    A slice with axes of length 1 counts as contiguous wherever it starts.
+    """
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 

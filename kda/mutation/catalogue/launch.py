@@ -37,7 +37,7 @@ LAUNCH = (
                 "tensor = tensor.contiguous()",
                 "tensor = tensor if tensor.is_contiguous() else "
                 "tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device='meta').stride())",
-                function="_dense",
+                function="aligned",
             ),
         ),
         forward=InForward(("launch",)),
