@@ -32,6 +32,18 @@ def test_matches_the_float64_operation(subject, case):
     within(subject.run(operation), expected.outputs, expected.budget)
 
 
+@operation_law(operations, share=0.3)
+def test_another_program_gives_the_same(subject, case):
+    """Every other program of the operation that is there gives the same, as far as both may be off.
+
+    What one program has wrong and the reference too, a convention of a state, say, has to be wrong in all.
+    """
+    operation = case.operation()
+    got, budget = subject.run(operation), subject.judge(operation).budget
+    for other in subject.others(case):
+        within(got, other.run(operation), budget + other.judge(operation).budget, f"beside {other.engine.name}")
+
+
 @operation_law(operations, **PACKED, few=3, min_sequences=2, share=0.3)
 def test_a_packed_call_is_each_sequence_alone(subject, case):
     """Each sequence of a packed call gives what it gives alone in a dense one, bit for bit.

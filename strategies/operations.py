@@ -22,8 +22,8 @@ from strategies.wild import wild_gates
 __all__ = ["lengths", "operations", "raw_gates"]
 
 # A sequence of one token is the simplest; an empty one is a border of its own. The others are beside the borders of a
-# sub-chunk and of a chunk, or beyond one and two chunks of 64.
-_LENGTHS = (1, 1, 0, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 80, 128, 130)
+# sub-chunk and of a chunk, or beyond one, two, three, four and five chunks of 64, as long as support goes.
+_LENGTHS = (1, 1, 0, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 80, 128, 130, 200, 257, 321)
 _SHORT = (1, 0, 2, 3)
 _TAILS = (0, 0, 0, 1, 5)
 _SCALES = (None, None, 1.0, 2.0, 0.5, 0.1, -1.0, -0.3, 2.0**-10)

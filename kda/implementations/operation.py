@@ -19,10 +19,22 @@ from kda.references.forward import SUB_CHUNK
 from kda.references.hopper import GROUP
 from kda.references.operation import Operation, OperationOutputs
 
-__all__ = ["CHUNK", "Hopper", "OperationImplementation", "Portable", "Steps", "array_of", "tensors_of"]
+__all__ = [
+    "CHUNK",
+    "ENGINES",
+    "LONG",
+    "Hopper",
+    "OperationImplementation",
+    "Portable",
+    "Steps",
+    "array_of",
+    "tensors_of",
+]
 
 #: Tokens of a chunk, unless an implementation says otherwise.
 CHUNK = 64
+#: Tokens of a program that loads chunks ahead: it comes back to its first tiles with the fourth chunk.
+LONG = 330
 
 
 class OperationImplementation(ABC):
@@ -140,7 +152,7 @@ class Hopper(_Engine):
         return hopper_targets()
 
     def support(self, target: str) -> OperationSupport:
-        return OperationSupport((F16, BF16), with_channels(FORMS, 128, 128), channels=(128,))
+        return OperationSupport((F16, BF16), with_channels(FORMS, 128, 128), channels=(128,), max_tokens=LONG)
 
     def judge(self, inputs: Inputs, target: str) -> Judged:
         units = operand_units(inputs, CHUNK, inputs.dtype, inverse=True)
@@ -157,3 +169,7 @@ class Steps(_Engine):
 
     def judge(self, inputs: Inputs, target: str) -> Judged:
         return judge_recurrent(inputs, operand_units(inputs, 1, inputs.dtype))
+
+
+#: The engines of `kda.ops.kda_forward`, which compute the same operation.
+ENGINES: tuple[OperationImplementation, ...] = (Portable(), Steps(), Hopper())

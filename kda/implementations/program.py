@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kda.formats import BF16, F16, F32, Format
-from kda.implementations.operation import Hopper, OperationImplementation, array_of, tensors_of
+from kda.implementations.operation import LONG, Hopper, OperationImplementation, array_of, tensors_of
 from kda.kernels.compile import available_targets
 from kda.kernels.form import Beta, Call, Form, Gate
 from kda.kernels.launch import FORWARD, OUTPUT, compiled_kernel, execute, parameters
@@ -117,7 +117,7 @@ class HopperProgram(Program):
         return Hopper().targets()
 
     def support(self, target: str) -> OperationSupport:
-        return OperationSupport((F16, BF16), self._forms, channels=(128,))
+        return OperationSupport((F16, BF16), self._forms, channels=(128,), max_tokens=LONG)
 
     def judge(self, inputs: Inputs, target: str) -> Judged:
         return Hopper().judge(inputs, target)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from kda.formats import Format
 from kda.implementations import Implementation
-from kda.implementations.operation import OperationImplementation
+from kda.implementations.operation import ENGINES, OperationImplementation
 from kda.numerics.budget import Judged
 from kda.numerics.operation import judge_operation
 from kda.operation_case import OperationCase
@@ -59,6 +59,19 @@ class OperationSubject:
         """The outputs of `ref_operation`, and the error that a correct kernel may make."""
         judged = judge_operation(operation, lambda inputs: self.engine.judge(inputs, self.target))
         return Judged(judged.outputs.plain(), judged.budget)
+
+    def others(self, case: OperationCase) -> list[OperationSubject]:
+        """The other engines of `kda_forward` that can compute `case` here."""
+        there = [
+            OperationSubject(self.implementation, engine, self.target, self.dtype)
+            for engine in ENGINES
+            if engine.name != self.engine.name and self.target in engine.targets()
+        ]
+        return [
+            other
+            for other in there
+            if self.dtype in other.support.dtypes and {case.DK, case.DV} <= set(other.support.channels)
+        ]
 
     @property
     def options(self) -> str:
