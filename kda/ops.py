@@ -191,7 +191,7 @@ def _check_kind(name: str, tensor: object, grad: bool, dual: bool) -> None:
         raise InputError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout).removeprefix("torch.")
-        raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.toaligned())")
+        raise InputError(f"{name} has layout {layout}; expected a dense tensor (pass {name}.to_dense())")
     if (grad and tensor.requires_grad) or (dual and _tangent(tensor) is not None):
         raise InputError(
             f"{name} requires a gradient and kda_forward has no backward pass; expected a tensor without (call it "
