@@ -1,7 +1,4 @@
-"""The Hopper program of `kda_forward` (kda/kernels/hopper): its blocks and merges, its slots, its waits.
-
-What `prep` does with V, and how a walk makes V~ of it, has no entries.
-"""
+"""The Hopper program of `kda_forward` (kda/kernels/hopper): its blocks and merges, halves of A, slots, and waits."""
 
 from __future__ import annotations
 
@@ -30,8 +27,15 @@ _X32 = "T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_a
 _X8 = "T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)"
 _FULL = "T.barrier_wait(full[t % stages], (t // stages) & 1)"
 _FULL_AT_ONCE = "T.barrier_wait(full[t % stages], (t // stages) & 1 ^ 1)"
-_Q_S = "T.wgmma_gemm(Qg_s[t % stages, :, :], state_s[t % 2, :, :], o_f, clear_accum=True)"
-_HAND_ON = "T.copy(upper_f, state_s[(t + 1) % 2, 0:64, :])"
+_Q_S = "T.wgmma_gemm(Qg_s[t % stages, :, :], state_s, o_f, clear_accum=True)"
+_HAND_ON = "T.barrier_wait(state_read, t & 1)\nT.copy(upper_f, state_s[0:64, :])"
+_O_STORE = "if (t + 1) * CHUNK <= tokens[0]:\n    _whole\nelse:\n    _rows"
+_O_WRITE = "T.sync_threads(5, WARPGROUP)\nfor _a, _b in T.Parallel(_x, _y):\n    O_s[_i, _e] = T.Cast(op, _v)"
+_TO_O_S = "for _i, _j in T.Parallel(CHUNK, CHUNK):\n    O_s[_i, _j] = A[_x, 1, _i, _j]"
+_SECOND = "if T.any_sync(_flag) != 0:\n    _second"
+_FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_policy=_p)"
+_LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
+_ZEROED = "for _i, _e in T.Parallel(_r, _c):\n    if _behind:\n        V_s[_s, _i, _e] = _z"
 _BETA = "y[_j] = y[_j] * total_s[GROUPS, _c]"
 
 
@@ -44,8 +48,8 @@ def _prep(what: str, find: str, put: str, function: str | None = None) -> InHopp
     return InHopper(prep=(Edit(what, find, put, function=function),))
 
 
-def _wide(what: str, find: str, put: str) -> InHopper:
-    return InHopper(walk_wide=(Edit(what, find, put),))
+def _wide(what: str, find: str, put: str, function: str | None = None) -> InHopper:
+    return InHopper(walk_wide=(Edit(what, find, put, function=function),))
 
 
 def _narrow(what: str, find: str, put: str) -> InHopper:
@@ -54,6 +58,27 @@ def _narrow(what: str, find: str, put: str) -> InHopper:
 
 def _walks(edit: Edit, call: FormChoice | None = None) -> InHopper:
     return InHopper(walk_wide=(edit,), walk_narrow=(edit,), call=call)
+
+
+def _behind_the_tail(what: str, find: str, put: str) -> InHopper:
+    """An edit of what the walks do with the values behind a packed sequence."""
+    wide, narrow = (Edit(what, find, put, function=name) for name in ("_arrived", None))
+    return InHopper(walk_wide=(wide,), walk_narrow=(narrow,), call=_PACKED)
+
+
+def _own_values(what: str, wide: str, narrow: str) -> InHopper:
+    """An edit of A V, which the wide walk has transposed."""
+    return InHopper(
+        walk_wide=(
+            Edit(
+                what,
+                "T.wgmma_gemm(_v, _a, vt_f, transpose_A=True, transpose_B=True, clear_accum=True)",
+                wide,
+                function="_own_values",
+            ),
+        ),
+        walk_narrow=(Edit(what, "T.wgmma_gemm(_a, _v, vt_f, clear_accum=True)", narrow),),
+    )
 
 
 def _of_calls(call: FormChoice, what: str, find: str, put: str) -> InHopper:
@@ -139,7 +164,7 @@ HOPPER = (
         "keys-decayed-since-their-group",
         "W takes keys that are decayed since their group began and not their chunk",
         "article 3.3",
-        _prep("K e^gamma", "kp[_e] * pre[_e]", "kp[_e]"),
+        _prep("K e^gamma", "-kp[_e] * pre[_e]", "-kp[_e]"),
         tokens=9,
     ),
     _mistake(
@@ -257,6 +282,13 @@ HOPPER = (
         tokens=64,  # what lies there hangs on the operands
     ),
     _mistake(
+        "A-not-cleared-above-its-blocks",
+        "above the diagonal of blocks of 32 A is what lay there before",
+        "article 4.5 (2)",
+        _prep("A above its blocks", "for _i, _j in T.Parallel(32, 32):\n    A_s[_i, 32 + _j] = _z", ""),
+        tokens=64,  # what lies there hangs on the operands
+    ),
+    _mistake(
         "merge-with-the-other-sign",
         "A_21 = A_22 M_21 A_11 of the blocks of 16",
         "article 4.3",
@@ -338,6 +370,112 @@ HOPPER = (
         dtype="bf16",
         tokens=64,  # which entries of A lose something is chance
     ),
+    # A where a beta is above 1: what is rounded, and what rounding takes off.
+    _mistake(
+        "W-without-the-second-half",
+        "behind a beta above 1 W is made of A rounded, and V~ of both halves",
+        "kda/references/hopper.py (steep rows)",
+        _prep("the second half in W", "T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=False)\nT.wait_wgmma(0)", ""),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+    ),
+    _mistake(
+        "W-of-the-second-half-alone",
+        "the second half of A clears the accumulator that has W of the first",
+        "gpuemu (= for +=)",
+        _prep(
+            "the second half in W",
+            "T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=False)",
+            "T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=True)",
+        ),
+    ),
+    _mistake(
+        "second-half-stored-over-the-first",
+        "behind a beta above 1 both halves of A are stored in the place of the first",
+        "kda/kernels/hopper/prep.py (of a steep chunk the first half is there already)",
+        _prep("the half that is stored last", "A[x, T.if_then_else(steep[0] < CHUNK, 1, 0), :, :]", "A[x, 0, :, :]"),
+    ),
+    _mistake(
+        "first-half-not-stored",
+        "behind a beta above 1 A is stored once, when its tile has the second half",
+        "kda/kernels/hopper/prep.py (of a steep chunk the first half is there already)",
+        _prep("the store of the first half", f"{_FIRST_HALF}\nT.tma_store_wait(0, True)", ""),
+    ),
+    _mistake(
+        "second-half-not-flagged",
+        "the flag behind the decays says that no chunk has a second half",
+        "kda/references/hopper.py (steep rows)",
+        _prep("the flag", "T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)", "0.0"),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+    ),
+    _mistake(
+        "flag-never-cleared",
+        "the flag is written where there is a second half; elsewhere it is what the workspace held",
+        "FLA #103 (memory that nobody wrote)",
+        _prep(
+            "the flag",
+            "decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)",
+            "if steep[0] < CHUNK:\n    decay[x, D] = 1.0",
+        ),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=_ROUND,  # what the workspace held is chance
+        members=3,
+    ),
+    _mistake(
+        "second-half-left-out",
+        "the narrow walk multiplies V by the first half of A alone",
+        "kda/references/hopper.py (steep rows)",
+        _narrow("the second half", _SECOND, ""),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+    ),
+    _mistake(
+        "second-half-left-out-of-the-wide-walk",
+        "the wide walk multiplies V by the first half of A alone",
+        "kda/references/hopper.py (steep rows)",
+        _wide("the second half", _SECOND, ""),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+        tile=_WIDE,
+    ),
+    _mistake(
+        "second-half-read-from-the-first",
+        "the first half of A is multiplied twice, the second never",
+        "kda/kernels/hopper/prep.py (A: rounded, and what rounding took off)",
+        _narrow("the half that is read", "A[x + t, 1, _i, _j]", "A[x + t, 0, _i, _j]"),
+    ),
+    _mistake(
+        "second-half-read-from-the-first-by-the-wide-walk",
+        "the first half of A is multiplied twice, the second never",
+        "kda/kernels/hopper/prep.py (A: rounded, and what rounding took off)",
+        _wide("the half that is read", "A[x + t, 1, _i, _j]", "A[x + t, 0, _i, _j]"),
+        tile=_WIDE,
+    ),
+    _mistake(
+        "second-half-of-its-first-columns",
+        "the narrow walk takes 16 columns of the second half at a time, and the same ones each time",
+        "flash-linear-attention-npu #281 (a buffer that holds something else)",
+        _narrow("the columns of a part", "A[x + t, 1, _i, part * block_DV + _j]", "A[x + t, 1, _i, _j]"),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=64,  # how much of A is lost is chance
+    ),
+    _mistake(
+        "flag-of-the-first-stage",
+        "whether a chunk has a second half is read from the stage of the first one",
+        "cuLA #77, flash-linear-attention-npu #281 (event flags)",
+        _walks(Edit("the flag of a chunk", "decay_s[t % stages, D]", "decay_s[0, D]")),
+        law=MIRROR,
+        dtype="bf16",
+        tokens=_ROUND,
+        members=3,
+    ),
     # Heads, gates, norms, the scale.
     _mistake(
         "query-head-by-remainder",
@@ -395,6 +533,40 @@ HOPPER = (
             "q and k behind the tail",
             "for _r in T.unroll(GROUP):\n    if row + _r >= rows[0]:\n        _zeros",
             "",
+        ),
+        law="operation.no_sequence_sees_another",
+        members=2,
+    ),
+    _mistake(
+        "values-behind-the-tail-kept",
+        "v behind a packed sequence is that of the next one: 0 times NaN is NaN",
+        "cuLA #43, FLA #794 (what lies behind a tail)",
+        _behind_the_tail("v behind the tail", "if (t + 1) * CHUNK > tokens[0]:\n    _zeros", ""),
+        law="operation.no_sequence_sees_another",
+        members=2,
+    ),
+    _mistake(
+        "first-value-behind-the-tail-kept",
+        "v behind a packed sequence is cleared from the second row on",
+        "cuLA #43, FLA #794 (what lies behind a tail)",
+        _behind_the_tail("the first row behind the tail", "t * CHUNK + _i >= tokens[0]", "t * CHUNK + _i > tokens[0]"),
+        law="operation.no_sequence_sees_another",
+        members=2,
+    ),
+    _mistake(
+        "values-cleared-in-the-stage-before",
+        "the wide walk looks one chunk ahead, and clears v behind a sequence in the stage of the chunk it is at",
+        "flash-linear-attention-npu #281 (a buffer that holds something else)",
+        InHopper(
+            walk_wide=(
+                Edit(
+                    "the stage that is cleared",
+                    "V_s[t % stages, _i, _e]",
+                    "V_s[(t + stages - 1) % stages, _i, _e]",
+                    function="_arrived",
+                ),
+            ),
+            call=_PACKED,
         ),
         law="operation.no_sequence_sees_another",
         members=2,
@@ -530,6 +702,93 @@ HOPPER = (
     ),
     # The walk.
     _mistake(
+        "W-not-turned",
+        "W keeps its sign on its way to a walk that adds: what a key held is written again",
+        "article 4.3 (V~ = U - W S)",
+        _prep("the sign of W", "-kp[_e] * pre[_e]", "kp[_e] * pre[_e]"),
+    ),
+    _mistake(
+        "values-cleared-before-the-state",
+        "W S clears the accumulator that has A V",
+        "gpuemu (= for +=)",
+        InHopper(
+            walk_wide=(
+                Edit(
+                    "the product of W and S",
+                    "T.wgmma_gemm(state_op, W_s[_s, :, :], vt_f, transpose_B=True)",
+                    "T.wgmma_gemm(state_op, W_s[_s, :, :], vt_f, transpose_B=True, clear_accum=True)",
+                ),
+            ),
+            walk_narrow=(
+                Edit(
+                    "the product of W and S",
+                    "T.wgmma_gemm(W_s[_s, :, :], state_s, vt_f)",
+                    "T.wgmma_gemm(W_s[_s, :, :], state_s, vt_f, clear_accum=True)",
+                ),
+            ),
+        ),
+    ),
+    _mistake(
+        "values-onto-those-of-the-chunk-before",
+        "A V does not clear the accumulator that had V~ of the chunk before",
+        "gpuemu (= for +=)",
+        _own_values(
+            "the product of A and V",
+            "T.wgmma_gemm(_v, _a, vt_f, transpose_A=True, transpose_B=True)",
+            "T.wgmma_gemm(_a, _v, vt_f)",
+        ),
+        tokens=65,
+    ),
+    _mistake(
+        "A-transposed",
+        "V is multiplied by the transpose of A: a token writes what later ones should",
+        "article 4.3",
+        _own_values(
+            "the product of A and V",
+            "T.wgmma_gemm(_v, _a, vt_f, transpose_A=True, clear_accum=True)",
+            "T.wgmma_gemm(_a, _v, vt_f, transpose_A=True, clear_accum=True)",
+        ),
+        tokens=2,
+    ),
+    _mistake(
+        "values-of-the-next-chunk-from-this-stage",
+        "A V of the next chunk is made of the tiles of this one",
+        "flash-linear-attention-npu #281 (a buffer that holds something else)",
+        _wide("the stage of the next chunk", "_o((t + 1) % stages, V_s, A_s, vt_f)", "_o(t % stages, V_s, A_s, vt_f)"),
+        tokens=65,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "values-of-the-next-chunk-too-soon",
+        "A V of the next chunk is on the accumulator before V~ of this one has been taken from it",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _wide(
+            "when A V of the next chunk is made",
+            "T.wait_wgmma(1)\n_taken\n_a(t + 1, *_x)\n_o((t + 1) % stages, *_y)",
+            "_a(t + 1, *_x)\n_o((t + 1) % stages, *_y)\nT.wait_wgmma(0)\n_taken",
+        ),
+        tile=_WIDE,
+    ),
+    _mistake(
+        "values-of-the-first-block",
+        "every program of a head takes its first value channels",
+        "cuLA #66 (the offset of a head)",
+        _walks(Edit("the value channels that are loaded", "V[_r, h, e0:e0 + _w]", "V[_r, h, 0:_w]")),
+    ),
+    _mistake(
+        "values-of-the-first-sequence",
+        "a walk loads the values of the first sequence: prep, which knew where its own began, has them no more",
+        "FLA #103 (offsets of packed sequences)",
+        _walks(
+            Edit(
+                "the tokens whose values are loaded",
+                "V[begin[0] + t * CHUNK:begin[0] + (t + 1) * CHUNK, _h, _e]",
+                "V[t * CHUNK:(t + 1) * CHUNK, _h, _e]",
+            )
+        ),
+        members=2,
+    ),
+    _mistake(
         "writes-decayed-with-the-state",
         "the state decays after a chunk has been written to it, and the chunk's own writes with it",
         "article 4.4",
@@ -547,6 +806,40 @@ HOPPER = (
         "key channels 64 and up decay like channels 0 to 63",
         "article 3.4 (the channel of a decay)",
         _narrow("the decay of the lower half", "decay_s[_s, 64 + _d]", "decay_s[_s, _d]"),
+    ),
+    # What lies between the launches.
+    _mistake(
+        "A-over-A_qk",
+        "A lies where A_qk does: who counts the squares of a chunk leaves out the first",
+        "flash-linear-attention-npu #281 (a buffer that holds something else)",
+        InHopper(
+            launching=(Edit("where A begins", "X * (3 * tile + square)", "X * (3 * tile)", function="_planned"),),
+        ),
+    ),
+    _mistake(
+        "keys-in-place-of-values",
+        "the walk is given k where it takes v, which has the same shape",
+        "SGLang #38383 (an argument that is swallowed)",
+        InHopper(
+            launching=(Edit("what the walk is given", "_step(*between, v, *_rest)", "_step(*between, k, *_rest)"),)
+        ),
+    ),
+    _mistake(
+        "stages-of-decays-where-they-fit",
+        "from the second stage on decays are loaded to an address that is no multiple of 128 bytes",
+        "kda/kernels/hopper/walk.py (what DECAY_ROW is for)",
+        _walks(Edit("the numbers of a stage", "DECAY_ROW = _n", "DECAY_ROW = D + 4", function="")),
+        tokens=_ROUND,  # a run that ends in an error is not shrunk
+        members=3,
+    ),
+    _mistake(
+        "walk-waits-for-a-chunk-that-never-comes",
+        "the wide walk, one chunk ahead, waits for one behind the last",
+        "cuLA #77, flash-linear-attention-npu #281 (event flags)",
+        _wide("the chunks that are waited for", "if t < chunks[0]:\n    _wait", "_wait", "_arrived"),
+        tokens=_ROUND,  # a run that has no end is not shrunk
+        members=3,
+        tile=_WIDE,
     ),
     # Waits. Which of the numbers are there in time is chance, and so are the lengths that show it.
     _mistake(
@@ -607,10 +900,24 @@ HOPPER = (
         tokens=_ROUND,
     ),
     _mistake(
+        "first-half-overwritten-while-it-is-stored",
+        "what rounding takes off A is written over A before that has been read by the copy engine",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _prep("the wait for the store", f"{_FIRST_HALF}\nT.tma_store_wait(0, True)", _FIRST_HALF),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "first-half-overwritten-by-other-warps",
+        "one warp waits until A has been stored; the others write what rounding takes off it at once",
+        "tilelang #2699, cuLA #77",
+        _prep("the wait before the second half", f"T.sync_threads()\n{_LOST}", _LOST),
+        tokens=_ROUND,
+    ),
+    _mistake(
         "full-waited-for-with-the-other-parity",
         "the walk waits for the tiles of the round before: the first ones it takes as they lie there",
         "cuLA #77, flash-linear-attention-npu #281 (event flags)",
-        _wide("the wait for the tiles", _FULL, _FULL_AT_ONCE),
+        _wide("the wait for the tiles", _FULL, _FULL_AT_ONCE, "_arrived"),
         tokens=64,
         tile=_WIDE,
     ),
@@ -631,8 +938,8 @@ HOPPER = (
         "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
         _wide(
             "when tiles are given back",
-            f"{_FULL}\n_products\nT.wait_wgmma(0)\nT.barrier_arrive(empty[_s])",
-            f"{_FULL}\nT.barrier_arrive(empty[_s])\n_products\nT.wait_wgmma(0)",
+            "T.copy(state_f, state_op)\n_products\nT.wait_wgmma(0)\nT.barrier_arrive(empty[_s])",
+            "T.copy(state_f, state_op)\nT.barrier_arrive(empty[_s])\n_products\nT.wait_wgmma(0)",
         ),
         tokens=_ROUND,
         tile=_WIDE,
@@ -648,8 +955,36 @@ HOPPER = (
         "V-tilde-not-waited-for-by-the-second",
         "the second warpgroup multiplies by V~ while the first still makes it",
         "tilelang #2699, cuLA #77",
-        _narrow("the wait for V~", "T.wait_wgmma(0)\nT.barrier_wait(vt_here, t & 1)", "T.wait_wgmma(0)"),
+        _narrow(
+            "the wait for V~",
+            "T.barrier_arrive(state_read)\nT.barrier_wait(vt_here, t & 1)",
+            "T.barrier_arrive(state_read)",
+        ),
         tokens=64,
+    ),
+    _mistake(
+        "state-overwritten-while-it-is-read",
+        "the first warpgroup hands its half of the state on while the second may still multiply by the one before",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _narrow("the wait for the readers of the state", "T.barrier_wait(state_read, t & 1)", ""),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "V-tilde-taken-while-it-is-made",
+        "V~ is taken from an accumulator that tensor cores still add to",
+        "cuLA #77, tilelang #2699",
+        _wide("the wait for V~", "T.wait_wgmma(1)", ""),
+        tokens=_ROUND,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "values-cleared-without-a-fence",
+        "zeros behind a sequence are written by threads and read by tensor cores with no fence between the two",
+        "cuLA #77 (a missing fence between proxies)",
+        _behind_the_tail("the fence behind the zeros", f"{_ZEROED}\nT.fence_proxy_async()", _ZEROED),
+        law="operation.no_sequence_sees_another",
+        tokens=_ROUND,
+        members=2,
     ),
     _mistake(
         "state-handed-on-without-a-fence",
@@ -662,7 +997,7 @@ HOPPER = (
         "o-stored-before-it-is-written",
         "one thread has o stored while the others of its warpgroup still write it",
         "tilelang #2699, cuLA #77",
-        _walks(Edit("the wait before the store of o", "T.sync_threads(6, WARPGROUP)", "")),
+        _walks(Edit("the wait before the store of o", f"T.sync_threads(6, WARPGROUP)\n{_O_STORE}", _O_STORE)),
         tokens=_ROUND,
     ),
     _mistake(
@@ -672,17 +1007,29 @@ HOPPER = (
         _walks(
             Edit(
                 "the fence before the store of o",
-                "T.fence_proxy_async()\nT.sync_threads(6, WARPGROUP)",
-                "T.sync_threads(6, WARPGROUP)",
+                f"T.fence_proxy_async()\nT.sync_threads(6, WARPGROUP)\n{_O_STORE}",
+                f"T.sync_threads(6, WARPGROUP)\n{_O_STORE}",
             )
         ),
         tokens=_ROUND,
     ),
     _mistake(
         "o-overwritten-while-it-is-stored",
-        "o of a chunk is written over that of the one before the last, stored or not",
+        "o of a chunk is written over that of the one before, stored or not",
         "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
-        _walks(Edit("the wait for earlier stores", "T.tma_store_wait(1, True)", "")),
+        _walks(Edit("the wait for the store before", f"T.tma_store_wait(0, True)\n{_O_WRITE}", _O_WRITE)),
+        tokens=_ROUND,
+        tile=_WIDE,
+    ),
+    _mistake(
+        "second-half-over-o",
+        "the second half of A goes through the tile of o while that of the chunk before is being stored",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _wide(
+            "the wait for the store before",
+            f"T.tma_store_wait(0, True)\nT.sync_threads(5, WARPGROUP)\n{_TO_O_S}",
+            f"T.sync_threads(5, WARPGROUP)\n{_TO_O_S}",
+        ),
         tokens=_ROUND,
         tile=_WIDE,
     ),
