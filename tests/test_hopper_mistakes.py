@@ -1,6 +1,7 @@
 """Known mistakes in the Hopper program without a GPU: each makes another program, and what runs it runs that one."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -111,6 +112,26 @@ def test_a_mistake_makes_another_program(name, role):
     assert made.script() != script(role, form)
     if role != "prep" or any(wait in edit.find for edit in mistake.hopper.prep for wait in WAITS):
         assert lowered(made, PASSES[role]) != own_source(role, form)
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "barrier", "reads", "times"),
+    [
+        ("scores-without-a-fence", "prep", r"__syncthreads\(\);", "wgmma_ss", 1),
+        ("values-cleared-without-a-fence", "walk_wide", r"__sync_thread_partial\(7, 128\);", "wgmma_ss", 2),
+        ("values-cleared-without-a-fence", "walk_narrow", r"__sync_thread_partial\(7, 128\);", "wgmma_ss", 1),
+        ("o-stored-without-a-fence", "walk_wide", r"__sync_thread_partial\(6, 128\);", r"tma_store\(", 1),
+        ("o-stored-without-a-fence", "walk_narrow", r"__sync_thread_partial\(6, 128\);", r"tma_store\(", 1),
+    ],
+)
+def test_a_fence_that_tilelang_puts_back_lies_between_the_barrier_and_what_reads(name, role, barrier, reads, times):
+    """That is why these change nothing: it is on the way from what threads wrote before the barrier to the read."""
+    form = of_mistake(ENTRIES[name])
+    module = module_from_source(texts(name)[role], name, "kda.kernels.hopper")
+    stretches = re.split(barrier, lowered(program(module, role, form), PASSES[role]))[1:]
+    before = [re.split(reads, stretch)[0] for stretch in stretches if re.search(reads, stretch)]
+    assert len(before) >= times
+    assert all("tl::fence_proxy_async();" in text for text in before[:times])
 
 
 def test_mistakes_are_made_in_a_format_and_at_a_tile_of_the_program():
