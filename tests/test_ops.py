@@ -495,7 +495,7 @@ REFUSED = {
     "no-tensor": ({"q": [1.0]}, "q is a list; expected a torch.Tensor"),
     "missing": ({"beta": None}, "beta is a NoneType; expected a torch.Tensor"),
     "array": ({"cu_seqlens": [0, 20]}, "cu_seqlens is a list; expected a torch.Tensor"),
-    "sparse": ({"v": half(1, 20, 2, 16).to_sparse()}, "v has layout sparse_coo; expected a dense tensor \\(pass v.to_dense\\(\\)\\)"),
+    "sparse": ({"v": half(1, 20, 2, 16).to_sparse()}, "v has layout sparse_coo; .*pass v.to_dense"),
     "gradient": (
         {"g": torch.zeros(1, 20, 2, 16, requires_grad=True)},
         "g requires a gradient and kda_forward has no backward pass; .* under torch.no_grad",

@@ -88,8 +88,8 @@ def _capability_words(capability: tuple[int, int]) -> str:
 
 #: "steps" is right for any length, and slow for long ones: on an H200, in bf16 with 32 heads of 128 x 128 and states,
 #: 256 sequences of one token take 275 us where "hopper" takes 1,000, 64 of 16 tokens 141 against 276, 8 of 64 tokens 68
-#: against 47. The host does not know the lengths of packed sequences: with at most two tokens on average, a call is taken for
-#: one that decodes.
+#: against 47. The host does not know the lengths of packed sequences: with at most two tokens on average, a call is
+#: taken for one that decodes.
 ENGINES: tuple[Engine, ...] = (
     Engine("steps", "token by token", "kda.kernels.stepwise", (F16, BF16, F32), range(16, 257, 16), short=(16, 2)),
     Engine("hopper", "TMA and wgmma", "kda.kernels.hopper", (F16, BF16), range(128, 129), capability=(9, 0)),

@@ -496,7 +496,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             T.wgmma_gemm(X16[0:64, :], X16[64:96, :], f16, transpose_B=True, clear_accum=True)
             T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
             T.wait_wgmma(0)
-            T.sync_threads()  # the operands have been read: their bytes are V's, K's and M's from here on
+            T.sync_threads()  # the operands have been read: their bytes are other tiles' from here on
             for r in T.unroll(GROUP):
                 for e in T.vectorized(E):
                     Ke_s[group * GROUP + r, c0 + e] = ke[r, e]

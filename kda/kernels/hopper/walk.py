@@ -1,6 +1,6 @@
 """Second launch of the Hopper program: the state walks over the chunks that `prep` prepared, and makes the output.
 
-    V~ = A V - W S                         the first product made here by the wide walk, by `prep` for a narrow one
+    V~ = A V - W S                         both products on one accumulator; W comes with its sign turned
     O  = scale (Q_g S + A_qk V~)
     S <- Diag(e^gamma_C) S + K_g^T V~
 
