@@ -1042,7 +1042,7 @@ HOPPER = (
     _mistake(
         "tiles-of-a-walk-share-bytes",
         "the compiler gives buffers of a walk the same bytes: it does not see that warpgroups run side by side",
-        "kda/kernels/hopper/launching.py (found in the narrow walk, with its tiles of then: o over U, wrong from the fourth chunk on)",
+        "kda/kernels/hopper/launching.py (found when a walk had U: o over it, wrong from the fourth chunk on)",
         InHopper(
             launching=(Edit("the passes of a walk", "WALK_PASSES: _t = _p", "WALK_PASSES: _t = PASSES", function=""),)
         ),
