@@ -265,6 +265,7 @@ def a_grid_too_small(self, x, poison):
 MISTAKES = [
     ("matches_the_float64_operation", {"sigmoid": sigmoid_of_half}),
     ("matches_the_float64_operation", {"computed": written_everywhere}),
+    ("another_program_gives_the_same", {"recurrence": _Parts.rounded_states}),
     ("a_packed_call_is_each_sequence_alone", {"tokens": tokens_of_a_neighbour}),
     ("grouped_heads_are_repeated_heads", {"heads": lambda self, x: np.arange(x.v.shape[2]) % x.k.shape[2]}),
     ("states_with_values_first_are_transposed", {"initial": reshaped_states}),

@@ -451,13 +451,13 @@ HOPPER = (
         tile=_WIDE,
     ),
     _mistake(
-        "second-half-read-from-the-first",
+        "first-half-read-twice-by-the-narrow-walk",
         "the first half of A is multiplied twice, the second never",
         "kda/kernels/hopper/prep.py (A: rounded, and what rounding took off)",
         _narrow("the half that is read", "A[x + t, 1, _i, _j]", "A[x + t, 0, _i, _j]"),
     ),
     _mistake(
-        "second-half-read-from-the-first-by-the-wide-walk",
+        "first-half-read-twice-by-the-wide-walk",
         "the first half of A is multiplied twice, the second never",
         "kda/kernels/hopper/prep.py (A: rounded, and what rounding took off)",
         _wide("the half that is read", "A[x + t, 1, _i, _j]", "A[x + t, 0, _i, _j]"),
