@@ -297,7 +297,9 @@ def judge(
         decay *= a[:, t, :, :, None]
         recalled = (k[:, :, None, :] @ S)[:, :, 0]
         w = beta * (inputs.v[:, t] - recalled)
-        before = _rounded_twice(S, k_norm, k_squared[:, t], recalled)
+        # What is left of the state at the chunk's start, beside which S holds the chunk's own writes.
+        kept = start * decay if at_start.any() else None
+        before = _rounded_twice(S, kept, k, k_norm, k_squared[:, t], recalled)
         S += k[..., None] * w[:, :, None, :]
         o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
 
@@ -321,7 +323,7 @@ def judge(
         reach = (beta[..., 0] * k_norm[..., 0]) * np.sqrt((carried * carried).sum(-1)) + row_local
         R = a[:, t] * R + k_abs[:, t] * reach[..., None]
         E = growth[:, t, :, None] * carried + k_norm * local
-        after = _rounded_twice(S, q_norms[:, t, :, None], q_squared[:, t], o[:, t])
+        after = _rounded_twice(S, kept, inputs.q[:, t], q_norms[:, t, :, None], q_squared[:, t], o[:, t])
         if units.step:  # S Diag(a), then + k w: each entry is rounded twice at every token
             E += units.step * np.sqrt((S * S).sum(-2))
             R += units.step * np.sqrt((S * S).sum(-1))
@@ -344,16 +346,29 @@ def judge(
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
 
 
-def _rounded_twice(S: np.ndarray, norm: np.ndarray, squared: np.ndarray, product: np.ndarray) -> np.ndarray:
+def _rounded_twice(
+    S: np.ndarray, kept: np.ndarray | None, x: np.ndarray, norm: np.ndarray, squared: np.ndarray, product: np.ndarray
+) -> np.ndarray:
     """The error of x . S `[B, H, DV]`, both of whose factors were rounded, in unit roundoffs.
 
-    norm: |x| `[B, H, 1]`; squared: x^2 `[B, H, DK]`; product: x . S. Of many independent errors |x| |S| is far above
+    kept: a part of S that is multiplied apart from the rest; each may cancel the other, and not its errors. x
+    `[B, H, DK]`; norm: |x| `[B, H, 1]`; squared: x^2; product: x . S. Of many independent errors |x| |S| is far above
     what remains (Cauchy and Schwarz). Where one term is alone, or all are equal and so are their errors, nothing
     averages out, and each factor costs one roundoff.
     """
-    squares = S * S
-    alone = np.sqrt((squared[:, :, None, :] @ squares)[:, :, 0])
-    return np.maximum(norm * np.sqrt(squares.sum(-2)), 2 * np.maximum(alone, np.abs(product)))
+    weights = np.stack([np.ones_like(squared), squared], axis=-2)
+    spread, alone = np.moveaxis(weights @ (S * S), -2, 0)
+    if kept is None:
+        return np.maximum(norm * np.sqrt(spread), 2 * np.maximum(np.sqrt(alone), np.abs(product)))
+    spread_kept, alone_kept = np.moveaxis(weights @ (kept * kept), -2, 0)
+    spread_both, alone_both = np.moveaxis(weights @ (S * kept), -2, 0)
+    # Of S - kept: sums of squares, which roundings may leave below 0.
+    spread_rest = np.maximum(spread - 2 * spread_both + spread_kept, 0.0)
+    alone_rest = np.maximum(alone - 2 * alone_both + alone_kept, 0.0)
+    of_kept = (x[:, :, None, :] @ kept)[:, :, 0]
+    terms = np.maximum(np.sqrt(alone), np.sqrt(alone_kept) + np.sqrt(alone_rest))
+    sums = np.maximum(np.abs(product), np.abs(of_kept) + np.abs(product - of_kept))
+    return np.maximum(norm * np.sqrt(np.maximum(spread, spread_kept + spread_rest)), 2 * np.maximum(terms, sums))
 
 
 def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
