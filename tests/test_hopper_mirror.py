@@ -125,33 +125,34 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
         A_c = [[op(product("q", i, j)) if j <= i else f32(0) for j in range(64)] for i in range(64)]
 
         steep = [bool((beta[: i + 1] > 1).any()) for i in range(64)]
-        A = np.zeros((64, 64), f32)
+        L = [[f32(M[i][j] * beta[j]) for j in range(64)] for i in range(64)]
+        T = np.zeros((64, 64), f32)
         for column in range(64):
             x = [f32(t == column) for t in range(column - column % 16, column - column % 16 + 16)]
             first = column - column % 16
             for j in range(16):
-                x[j] = f32(x[j] * beta[first + j])
                 for r in range(j + 1, 16):
-                    x[r] = f32(x[r] - f32(M[first + r][first + j] * x[j]))
-            A[first : first + 16, column] = x
+                    x[r] = f32(x[r] - f32(L[first + r][first + j] * x[j]))
+            T[first : first + 16, column] = x
         for half, read in ((16, f32), (32, tf32)):
             for first in range(0, 64, 2 * half):
                 second = first + half
-                M21 = [M[r][first:second] for r in range(second, second + half)]
-                A11 = A[first:second, first:second].tolist()
-                inner = matmul(M21, A11, read)
-                A22 = A[second : second + half, second : second + half].tolist()
-                merged, exact = matmul(A22, inner, read), matmul(A22, matmul(M21, A11))
+                L21 = [L[r][first:second] for r in range(second, second + half)]
+                T11 = T[first:second, first:second].tolist()
+                inner = matmul(L21, T11, read)
+                T22 = T[second : second + half, second : second + half].tolist()
+                merged, exact = matmul(T22, inner, read), matmul(T22, matmul(L21, T11))
                 for r in range(half):
-                    A[second + r, first:second] = -np.array((exact if steep[second + r] else merged)[r], f32)
+                    T[second + r, first:second] = -np.array((exact if steep[second + r] else merged)[r], f32)
 
-        A1 = [[op(x) for x in each] for each in A]
-        A2 = [[op(f32(x - y)) if steep[i] else f32(0) for x, y in zip(A[i], A1[i], strict=True)] for i in range(64)]
+        T1 = [[op(x) for x in each] for each in T]
+        T2 = [[op(f32(x - y)) if steep[i] else f32(0) for x, y in zip(T[i], T1[i], strict=True)] for i in range(64)]
         KE = [[row("k", i, 0, d) for d in D] for i in range(64)]
-        W = [[op(x) for x in each] for each in matmul(A2, KE, total=matmul(A1, KE))]
+        W = [[op(x) for x in each] for each in matmul(T2, KE, total=matmul(T1, KE))]
         S_s = [[op(x) for x in each] for each in S]
-        total = matmul([[f32(-x) for x in each] for each in W], S_s, total=matmul(A1, v.tolist()))
-        Vt = [[op(x) for x in each] for each in matmul(A2, v.tolist(), total=total)]
+        total = matmul([[f32(-x) for x in each] for each in W], S_s, total=matmul(T1, v.tolist()))
+        reads = matmul(T2, v.tolist(), total=total)
+        Vt = [[op(f32(beta[i] * x)) for x in reads[i]] for i in range(64)]
         for i in range(size):
             QG = [row("q", i, 0, d) for d in D]
             for e in E:
@@ -173,14 +174,14 @@ def test_it_rounds_where_the_program_rounds(gate, dtype):
 
 
 def test_the_trace_has_what_is_made():
-    """Shapes end at N, and the stages are those of the portable program; gamma, L and U are made in no place here."""
+    """Shapes end at N, and the stages are those of the portable program; gamma and U are made in no place here."""
     inputs = BUSY.replace(B=2, H=3, dtype=F64, gate="uniform:0.1:0.999").inputs()
     steps, others = [], []
     got = ref_hopper(inputs, trace=steps.append)
     ref_forward(inputs, 64, 16, trace=others.append)
     assert [(step.start, step.stop) for step in steps] == [(0, 64), (64, 85)]
     for step, other in zip(steps, others, strict=True):
-        assert set(step.values) == set(STAGES) - {"gamma", "L", "U"}
+        assert set(step.values) == set(STAGES) - {"gamma", "U"}
         for stage, value in step.values.items():
             np.testing.assert_allclose(value, other.values[stage], rtol=0, atol=1e-11, err_msg=stage)
     np.testing.assert_array_equal(steps[-1].values["S"], got.final_state)
@@ -296,12 +297,16 @@ MISTAKES = {
     ),
     "until has the token's own decay": ("Kc * until", "Kc * (until * a)"),
     "pairs decay by the token before": ("* a[..., i, None, :]", "* a[..., i - 1, None, :]"),
-    "M has the other sign": ("x[..., j + 1 :, :] -= m", "x[..., j + 1 :, :] += m"),
+    "L has the other sign": ("x[..., j + 1 :, :] -= of_block", "x[..., j + 1 :, :] += of_block"),
     "a merge has the other sign": ("return -machine.gemm(", "return machine.gemm("),
-    "a merge has A11 for A22": ("-machine.gemm(read(A22)", "-machine.gemm(read(A11)"),
+    "a merge has T11 for T22": ("-machine.gemm(read(T22)", "-machine.gemm(read(T11)"),
     "the last merge is left out": ("half in (16, 32):", "half in (16,):"),
-    "beta twice": ("*= be[..., j, None]", "*= be[..., j, None] ** 2"),
-    "beta of the row again": ("A1 = op(A)", "A = be[..., None] * A; A1 = op(A)"),
+    "no beta in L": ("L = M * be[..., None, :]", "L = M"),
+    "beta of the row in L": ("L = M * be[..., None, :]", "L = M * be[..., None]"),
+    "beta twice in L": ("L = M * be[..., None, :]", "L = M * be[..., None, :] ** 2"),
+    "V~ without beta": ("Vt = be[..., None] * gemm", "Vt = gemm"),
+    "beta twice in V~": ("Vt = be[..., None] * gemm", "Vt = be[..., None] ** 2 * gemm"),
+    "beta in W, too": ("W = op(gemm(", "W = be[..., None] * op(gemm("),
     "A_qk has no diagonal": ("np.tril(A_qk)", "np.tril(A_qk, -1)"),
     "W S is left out": ("gemm(-W, S_s, of_values)", "gemm(0 * W, S_s, of_values)"),
 }
@@ -350,10 +355,10 @@ def test_a_mistake_leaves_the_budget(name, dtype):
 
 
 def test_one_rounding_of_a_steep_row_leaves_the_budget():
-    """Reflections of one another's writes, beta near 2: A is as large at its end as at its beginning."""
+    """Reflections of one another's writes, beta near 2: T is as large at its end as at its beginning."""
     case = Case.parse("v1,N=64,C=64,dtype=bf16,gate=constant:0.9999,beta=constant:1.95,q=equal,k=equal,seed=3")
     inputs = case.inputs()
-    once = edited("np.where(steep, A - A1, accum(0))", "np.zeros_like(A)")
+    once = edited("np.where(steep, T - T1, accum(0))", "np.zeros_like(T)")
     assert ratio(ref_hopper(inputs, BF16), inputs) < 0.3
     assert ratio(once(inputs, BF16), inputs) > 1
 

@@ -307,10 +307,10 @@ def judge(
         room = w_abs if inverse else np.maximum(w_abs, beta * v_abs[:, t])
         local = u * (beta * before + w_abs + room)
         if inverse:
-            local += of_inverse[:, :, t % C]
+            local += of_inverse[:, :, t % C] + lost * np.maximum(beta - 1, 0)  # beta multiplies sums that lost so much
         # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
         reached |= k != 0
-        w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta > 0)
+        w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta if inverse else beta > 0)
         local += tiny * (1 + beta * (k_norm * root + written)) + w_lost * at_start
         local += beta * k_lost_max[:, t, :, None] * amplified
         if window < C:  # that factor, too, may be subnormal

@@ -1,13 +1,15 @@
 """What a kernel that inverts the triangular system errs by beyond one that substitutes.
 
-    A = (I + diag(beta) M)^-1 diag(beta)    W = A (K e^gamma)
-    w = A V - W S_0 = A y                   y = V - (K e^gamma) S_0
+    T = (I + M diag(beta))^-1    W = T (K e^gamma)
+    w = diag(beta) (T V - W S_0) = diag(beta) T y    y = V - (K e^gamma) S_0
 
-A row of A is rounded once; where a beta of the chunk up to it is above 1, it is steep and the sum of two rounded rows.
+A row of T is rounded once, and its diagonal, which is 1, and beta not at all; where a beta of the chunk up to it is
+above 1, it is steep and the sum of two rounded rows.
 
 An error of y, be it of K e^gamma, is an error of the values: the deletions that follow work on it as on any write, and
-|I - beta k k^T|_2 <= 1 bounds what becomes of it. An error of A goes into w with nothing behind it to undo it, so it is
-as large as the rows of A, which are known in float64. docs/tolerances.md derives every term.
+|I - beta k k^T|_2 <= 1 bounds what becomes of it. An error of T goes into w with nothing behind it to undo it, so it is
+as large as the rows of T, which are known in float64. Either is multiplied by the token's beta. docs/tolerances.md
+derives every term.
 """
 
 from __future__ import annotations
@@ -43,29 +45,30 @@ def inverse_error(chunk: Inputs, S: np.ndarray, sizes: Roundings) -> np.ndarray:
     beta = np.moveaxis(chunk.beta, 2, 1)[..., None]
     gamma = np.cumsum(g, axis=-2)
     decayed = k * np.exp(gamma)
-    M = _pairwise(k, gamma)
-    A = _inverse(M, beta)
+    L = _pairwise(k, gamma) * np.swapaxes(beta, -1, -2)
+    T = _inverse(L)
     y = v - decayed @ S
-    w = A @ y
+    z = T @ y  # w before beta
+    rounded = np.tril(T, -1)
 
     steep = np.logical_or.accumulate(beta > 1, axis=-2)
 
-    error = np.where(steep, sizes.steep, sizes.operand) * _once(A, y)
-    error += sizes.operand * beta * _once(decayed, S)
-    # A may be subnormal, and so may k e^gamma, which meets the state that has not decayed.
+    error = np.where(steep, sizes.steep, sizes.operand) * _once(rounded, y)
+    error += sizes.operand * _once(decayed, S)
+    # T may be subnormal, and so may k e^gamma, which meets the state that has not decayed.
     at_start = np.sqrt((S * S).sum(-2, keepdims=True))
     missing = np.linalg.norm(_lost(np.abs(decayed), sizes), axis=-1, keepdims=True)
-    error += _lost(np.abs(A), sizes) @ np.abs(y) + beta * missing * at_start
+    error += _lost(np.abs(rounded), sizes) @ np.abs(y) + missing * at_start
 
-    if k.shape[-2] > HALF:  # A21 = -A22 (M21 A11): errors of the first product are errors of y, those of A22 are of A
+    if k.shape[-2] > HALF:  # T21 = -T22 (L21 T11): errors of the first product are errors of y, those of T22 are of T
         first, second = slice(0, HALF), slice(HALF, None)
-        A11, A22, M21 = A[..., first, first], A[..., second, second], M[..., second, first]
-        y1, w1 = y[..., first, :], w[..., first, :]
-        of_A11 = np.sqrt(M21**2 @ (A11**2 @ y1**2))
-        of_y = _once(M21, w1) + of_A11 + _once(M21 @ A11, y1)
+        T11, T22, L21 = rounded[..., first, first], rounded[..., second, second], L[..., second, first]
+        y1, z1 = y[..., first, :], z[..., first, :]
+        of_T11 = np.sqrt(L21**2 @ (T11**2 @ y1**2))
+        of_y = _once(L21, z1) + of_T11 + _once(L21 @ T[..., first, first], y1)
         merge = np.where(steep[..., second, :], sizes.steep, sizes.merge)
-        error[..., second, :] += merge * (beta[..., second, :] * of_y + _once(A22, M21 @ w1))
-    return error
+        error[..., second, :] += merge * (of_y + _once(T22, L21 @ z1))
+    return beta * error
 
 
 def _once(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -87,10 +90,9 @@ def _pairwise(k: np.ndarray, gamma: np.ndarray) -> np.ndarray:
     return M
 
 
-def _inverse(M: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """(I + diag(beta) M)^-1 diag(beta): M `[.., C, C]`, beta `[.., C, 1]`."""
-    A = np.broadcast_to(np.eye(M.shape[-1]), M.shape).copy()
-    for i in range(M.shape[-1]):
-        A[..., i, :] *= beta[..., i, :]
-        A[..., i + 1 :, :] -= M[..., i + 1 :, i, None] * A[..., i, None, :]
-    return A
+def _inverse(L: np.ndarray) -> np.ndarray:
+    """(I + L)^-1: L `[.., C, C]` strictly lower."""
+    T = np.broadcast_to(np.eye(L.shape[-1]), L.shape).copy()
+    for i in range(L.shape[-1]):
+        T[..., i + 1 :, :] -= L[..., i + 1 :, i, None] * T[..., i, None, :]
+    return T

@@ -11,17 +11,17 @@ The decay from token j to token i is
 so that below the diagonal blocks of 8, M and A_qk are one block of 32 rows, two of 16 and four of 8, each a matrix
 product. Where the portable program substitutes [K e^gamma | V], this one makes the inverse first:
 
-    A = (I + diag(beta) M)^-1 diag(beta),   W = A (K e^gamma),   V~ = A V - W S
+    L = M diag(beta),   T = (I + L)^-1,   W = T (K e^gamma),   V~ = diag(beta) (T V - W S)
 
-blocks of 16 by substitution, merged two by two: A21 = -A22 (M21 A11). A row of A is steep where a beta of the chunk up
-to it is above 1: its entries need not fade, and it is the sum of two rounded rows. In a narrow `precision` the
-roundings are:
+blocks of 16 by substitution, merged two by two: T21 = -T22 (L21 T11). The diagonal of T is 1, which every format holds,
+and beta is never rounded. A row of T is steep where a beta of the chunk up to it is above 1: its entries need not fade,
+and it is the sum of two rounded rows. In a narrow `precision` the roundings are:
 
-    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, A (A1, and
-        A2 = A - A1 of steep rows), W, S, V~, o
+    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, T (T1, and
+        T2 = T - T1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
-    float32: a and every product of a's, the diagonal blocks, M, the blocks of 16 and their merge to 32, V~ on one
-    accumulator before it is rounded, S
+    float32: a and every product of a's, the diagonal blocks, M, L, the blocks of 16 and their merge to 32, T V - W S on
+        one accumulator and its product with beta before it is rounded, S
 
 Sums run over the inner index in ascending order, which on tensor cores they do not.
 """
@@ -44,7 +44,7 @@ __all__ = ["BLOCK", "CHUNK", "GROUP", "ref_hopper"]
 #: Tokens of a chunk, and of a group: a thread's share, and the diagonal blocks whose decays are formed pair by pair.
 CHUNK, GROUP = 64, 8
 
-#: Rows of the diagonal blocks of A that are made by substitution.
+#: Rows of the diagonal blocks of T that are made by substitution.
 BLOCK = 16
 
 
@@ -60,8 +60,8 @@ def ref_hopper(
 
     precision: the program's operand format; in float64 nothing is rounded. exp2: the float32 2^x of the machine under
     test (correctly rounded where None). trace: called with the `ChunkTrace` of each chunk at the end of the run, but
-    for gamma, L and U, which are not made here. lean: see `Arithmetic`. scale multiplies o before it is rounded. Raises
-    InputError if `inputs` are malformed.
+    for gamma and U, which are not made here; its W is multiplied by beta. lean: see `Arithmetic`. scale multiplies o
+    before it is rounded. Raises InputError if `inputs` are malformed.
     """
     sizes = inputs.check()
     machine = Arithmetic(precision, exp2 or exp2_correctly_rounded, lean)
@@ -118,15 +118,16 @@ def ref_hopper(
 
             # Later tokens have no say in it, so that they change no bit of an earlier one.
             steep = np.logical_or.accumulate(be > 1, axis=-1)[..., None]
-            A = _inverse(M, be, steep, machine)
-            A1 = op(A)
-            A2 = op(np.where(steep, A - A1, accum(0)))
-            W = op(gemm(A2, KE, gemm(A1, KE, zeros(*heads, CHUNK, sizes.DK))))
+            L = M * be[..., None, :]
+            T = _inverse(L, steep, machine)
+            T1 = op(T)
+            T2 = op(np.where(steep, T - T1, accum(0)))
+            W = op(gemm(T2, KE, gemm(T1, KE, zeros(*heads, CHUNK, sizes.DK))))
 
             # Walk.
             S_s = op(S)
-            of_values = gemm(A1, Vc, zeros(*heads, CHUNK, sizes.DV))
-            Vt = gemm(A2, Vc, gemm(-W, S_s, of_values))
+            of_values = gemm(T1, Vc, zeros(*heads, CHUNK, sizes.DV))
+            Vt = be[..., None] * gemm(T2, Vc, gemm(-W, S_s, of_values))
             Vt_c = op(Vt)
             acc_o = gemm(A_c, Vt_c, gemm(QG, S_s, zeros(*heads, CHUNK, sizes.DV)))
             o_c = op(accum(scale) * acc_o)
@@ -136,8 +137,9 @@ def ref_hopper(
             S = gemm(KG.swapaxes(-1, -2), Vt_c, dec[..., None] * S)
 
             if recorder:
-                square = {stage: value[:, :, tokens, tokens] for stage, value in {"M": M, "A_qk": A_qk}.items()}
-                by_row = {"W": W, "V_tilde": Vt, "o": o_c}
+                by_pair = {"M": M, "L": L, "A_qk": A_qk}
+                square = {stage: value[:, :, tokens, tokens] for stage, value in by_pair.items()}
+                by_row = {"W": be[..., None] * W, "V_tilde": Vt, "o": o_c}
                 tall = {stage: value[:, :, tokens] for stage, value in by_row.items()}
                 recorder.put(c, real, (every, every), every, **square, **tall, S=S)
     if recorder and trace:
@@ -178,37 +180,36 @@ def _grown(k: np.ndarray, a: np.ndarray) -> np.ndarray:
     return grown
 
 
-def _inverse(M: np.ndarray, beta: np.ndarray, steep: np.ndarray, machine: Arithmetic) -> np.ndarray:
-    """(I + diag(beta) M)^-1 diag(beta): M `[.., C, C]` strictly lower, beta `[.., C]`, steep `[.., C, 1]`."""
-    A = np.zeros_like(M)
+def _inverse(L: np.ndarray, steep: np.ndarray, machine: Arithmetic) -> np.ndarray:
+    """(I + L)^-1: L `[.., C, C]` strictly lower, steep `[.., C, 1]`."""
+    T = np.zeros_like(L)
     for block in chunks(CHUNK, BLOCK):
-        m, be = M[..., block, block], beta[..., block]
-        x = np.broadcast_to(np.eye(BLOCK, dtype=M.dtype), m.shape).copy()
+        of_block = L[..., block, block]
+        x = np.broadcast_to(np.eye(BLOCK, dtype=L.dtype), of_block.shape).copy()
         for j in range(BLOCK):
-            x[..., j, :] *= be[..., j, None]
-            x[..., j + 1 :, :] -= m[..., j + 1 :, j, None] * x[..., j, None, :]
-        A[..., block, block] = x
+            x[..., j + 1 :, :] -= of_block[..., j + 1 :, j, None] * x[..., j, None, :]
+        T[..., block, block] = x
     for half in (16, 32):
         for start in range(0, CHUNK, 2 * half):
             first, second = slice(start, start + half), slice(start + half, start + 2 * half)
-            blocks = M[..., second, first], A[..., first, first], A[..., second, second]
-            A21 = _merged(*blocks, machine)
+            blocks = L[..., second, first], T[..., first, first], T[..., second, second]
+            T21 = _merged(*blocks, machine)
             if half == 32 and machine.precision == BF16:
-                A21 = np.where(steep[..., second, :], A21, _merged(*blocks, machine, _tf32))
-            A[..., second, first] = A21
-    return A
+                T21 = np.where(steep[..., second, :], T21, _merged(*blocks, machine, _tf32))
+            T[..., second, first] = T21
+    return T
 
 
 def _merged(
-    M21: np.ndarray,
-    A11: np.ndarray,
-    A22: np.ndarray,
+    L21: np.ndarray,
+    T11: np.ndarray,
+    T22: np.ndarray,
     machine: Arithmetic,
     read: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> np.ndarray:
-    """-A22 (M21 A11), every factor as `read` gives it to its product."""
-    cleared = machine.zeros(*M21.shape)
-    return -machine.gemm(read(A22), read(machine.gemm(read(M21), read(A11), cleared)), cleared)
+    """-T22 (L21 T11), every factor as `read` gives it to its product."""
+    cleared = machine.zeros(*L21.shape)
+    return -machine.gemm(read(T22), read(machine.gemm(read(L21), read(T11), cleared)), cleared)
 
 
 def _tf32(x: np.ndarray) -> np.ndarray:

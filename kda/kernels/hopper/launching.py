@@ -128,7 +128,7 @@ def _planned(
         slots=slots,
         elements=X * (3 * tile + 3 * square),
         tiles=(W, A, Q_g, K_g, A_qk),
-        decay=(X, D + 4),
+        decay=(X, D + CHUNK + 4),
     )
 
 
@@ -136,7 +136,7 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
     walk: None for that of `walk_for`. programs: rewritten copies to launch in place of ours. Between the two launches
-    lie 74,256 bytes per chunk and value head.
+    lie 74,512 bytes per chunk and value head.
     """
     tokens, H, _ = call.q.shape
     if tokens == 0 or call.sequences == 0:

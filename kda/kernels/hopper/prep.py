@@ -4,9 +4,14 @@ One program makes one chunk of 64 tokens of one value head, for DK = DV = 128:
 
     Q_g = q e^gamma                        queries, decayed since the chunk began
     K_g = k e^(g_{j+1} + ... + g_C)        keys, carried to the chunk's end
-    A = (I + beta M)^-1 diag(beta)         by which the walk multiplies V
+    L = M diag(beta)
+    A = (I + L)^-1                         by which the walk multiplies V
     W = A (K e^gamma)
-    A_qk, e^gamma_C
+    A_qk, e^gamma_C, beta
+
+A is the T of the article, a name that TileLang has here. Its diagonal is 1, which every format holds, and beta is never
+rounded: V~ = diag(beta) (A V - W S). For |k| <= 1 and beta <= 2 what token i reads with is not lengthened on its way
+back to token j, so that |A_ij| <= beta_j |k_i| |k_j| <= 2 and |W_i| <= |k_i|: neither leaves float16.
 
 Gates. A decay is never an exponential of a sum: each element of g becomes a = e^g once, and every decay is a product of
 a's, so that it is at most 1 whatever the gates are, and no later token enters it. A warp owns 8 tokens, a group, and
@@ -15,9 +20,10 @@ memory.
 
 Scores. M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31 across the border at 32, then
 16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of rows decayed since the border
-and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32.
+and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32. Where M is put into
+shared memory, its columns are multiplied by beta: from there on it is L.
 
-Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 M_21 A_11, twice.
+Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 L_21 A_11, twice.
 
 The waits between stages are written out: TileLang's own pass would also put them into unrolled loops (see
 docs/forward.md). Buffers whose lives do not meet share their bytes, and every wait below separates such lives too.
@@ -44,7 +50,7 @@ GROUPS = CHUNK // GROUP
 THREADS = 32 * GROUPS
 #: Channels of one thread.
 E = D // 32
-#: A row of M in shared memory: no two of four blocks that are read side by side meet in a bank.
+#: A row of L in shared memory: no two of four blocks that are read side by side meet in a bank.
 LD = 68
 
 
@@ -153,7 +159,7 @@ def _pairs(half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, two, sent, pai
 
 
 @T.macro
-def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no-untyped-def]
+def _store_pair(half, lane, group, pairs, beta_s, M_s, A_s, operand):  # type: ignore[no-untyped-def]
     first = 2 * half + lane % 2
     of_first = lane // 2 < 15 - 2 * first
     j = T.if_then_else(of_first, first, 7 - first)
@@ -161,7 +167,8 @@ def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no
     if n < GROUP - j:
         A_s[group * GROUP + j + n, group * GROUP + j] = T.Cast(operand, pairs[half])
     else:
-        M_s[group * GROUP + j + 1 + n - (GROUP - j), group * GROUP + j] = pairs[half]
+        column = group * GROUP + j
+        M_s[group * GROUP + j + 1 + n - (GROUP - j), column] = pairs[half] * beta_s[GROUPS, column]
 
 
 @T.macro
@@ -193,7 +200,7 @@ def _write_level(X_s, at, below, place, r, kp, km, qp, c0, operand):  # type: ig
 
 @T.macro
 def _merge(tx, M_s, Ai_s, T16_s, z):  # type: ignore[no-untyped-def]
-    # A_21 = -A_22 (M_21 A_11) of both 32 x 32 blocks: row i of 16, columns c and c + 1.
+    # A_21 = -A_22 (L_21 A_11) of both 32 x 32 blocks: row i of 16, columns c and c + 1.
     block = tx // 128
     i = tx % 128 // 8
     c = tx % 8 * 2
@@ -244,8 +251,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`, but for v; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
-    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4] float32, e^gamma_C, then 1 where
-    there is a second half of A, else 0.
+    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + C + 4] float32, e^gamma_C, then beta,
+    which is 0 past the end of a sequence, then 1 where there is a second half of A, else 0.
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
@@ -265,7 +272,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4], ACCUM),
+        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
         slots: T.int32,
         length: T.int32,
         sharing: T.int32,
@@ -463,6 +470,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     f[e] = pre[e] * since[e]
                 for e in T.vectorized(E):
                     decay[x, c0 + e] = f[e]
+                for e in T.vectorized(2):
+                    decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
 
             # ---- Operands: decayed since a border, or until one.
             for e in T.unroll(E):
@@ -500,8 +509,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             for r in T.unroll(GROUP):
                 for e in T.vectorized(E):
                     Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
-            _store_pair(0, lane, group, pairs, M_s, Aqk_s, op)
-            _store_pair(1, lane, group, pairs, M_s, Aqk_s, op)
+            _store_pair(0, lane, group, pairs, total_s, M_s, Aqk_s, op)
+            _store_pair(1, lane, group, pairs, total_s, M_s, Aqk_s, op)
             for i, j in T.Parallel(CHUNK, CHUNK):
                 if j > i:
                     Aqk_s[i, j] = T.Cast(op, 0.0)
@@ -510,19 +519,23 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
             for i, j in T.Parallel(CHUNK, 32):
                 if i >= 32:
-                    M32_s[i - 32, j] = f32[i, j]
+                    M32_s[i - 32, j] = f32[i, j] * total_s[GROUPS, j]
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 16 == j // 16:
                     Aqk_s[16 + i // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = T.Cast(op, f16[i, j])
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 16 == j // 16 + 2:
-                    M_s[16 + (i - 32) // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = f16[i, j]
+                    M_s[16 + (i - 32) // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = (
+                        f16[i, j] * total_s[GROUPS, j // 16 * 32 + j % 16]
+                    )
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 8 == j // 8:
                     Aqk_s[8 + i // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = T.Cast(op, f8[i, j])
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 8 == j // 8 + 4:
-                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
+                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = (
+                        f8[i, j] * total_s[GROUPS, j // 8 * 16 + j % 8]
+                    )
             T.sync_threads()
             steep[0] = T.call_extern(
                 "int32", "kda_first_of_64", total_s[GROUPS, lane] > 1.0, total_s[GROUPS, 32 + lane] > 1.0
@@ -533,7 +546,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for r in T.unroll(16):
                     y[r] = T.if_then_else(r == tx % 16, 1.0, 0.0)
                 for j in T.unroll(16):
-                    y[j] = y[j] * total_s[GROUPS, tx // 16 * 16 + j]
                     for r in T.unroll(15 - j):
                         y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * y[j]
                 for r in T.unroll(16):
@@ -616,6 +628,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 )
                 T.tma_store_wait(0, True)
             if tx == 0:
-                decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
+                decay[x, D + CHUNK] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
 
     return kda_prep

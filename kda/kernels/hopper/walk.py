@@ -1,6 +1,6 @@
 """Second launch of the Hopper program: the state walks over the chunks that `prep` prepared, and makes the output.
 
-    V~ = A V - W S                         both products on one accumulator; W comes with its sign turned
+    V~ = diag(beta) (A V - W S)            A and W as in `prep`; beta in float32, just before V~ is rounded
     O  = scale (Q_g S + A_qk V~)
     S <- Diag(e^gamma_C) S + K_g^T V~
 
@@ -24,8 +24,8 @@ __all__ = ["walk_narrow", "walk_wide"]
 WARPGROUP = 128
 #: Value channels of one program of `walk_wide`: the rows of a tensor-core product.
 WIDE = 64
-#: Numbers from one stage's decays to the next one's: the copy engine writes to multiples of 128 bytes.
-DECAY_ROW = 160
+#: Numbers from one stage's decays and beta to the next one's: the copy engine writes to multiples of 128 bytes.
+DECAY_ROW = 224
 #: Registers of a thread that loads, and of one that computes.
 LOADING, COMPUTING = 24, 240
 
@@ -77,7 +77,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4], ACCUM),
+        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -113,6 +113,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             state_op = T.alloc_fragment([WIDE, D], op)
             vt_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
             vt_op = T.alloc_fragment([WIDE, CHUNK], op)
+            beta_f = T.alloc_fragment([CHUNK], ACCUM)
             o_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -132,7 +133,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + CHUNK + 4], barrier=full[t % stages])
                     T.barrier_arrive(full[t % stages])
 
             with T.ws(0):
@@ -149,14 +150,16 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                 _own_values(0, V_s, A_s, vt_f)
                 T.wait_wgmma(0)
                 for t in T.serial(chunks[0]):
-                    # V~ = A V - W S: the first product is on the accumulator already; prep has turned the sign of W.
+                    # A V - W S: the first product is on the accumulator already; prep has turned the sign of W.
                     T.copy(state_f, state_op)
                     T.wgmma_gemm(state_op, W_s[t % stages, :, :], vt_f, transpose_B=True)
                     T.wgmma_gemm(state_op, Qg_s[t % stages, :, :], o_f, transpose_B=True, clear_accum=True)
                     # The state decays, each key channel at its own rate, before the chunk's writes are added.
                     for e, d in T.Parallel(WIDE, D):
                         state_f[e, d] = state_f[e, d] * decay_s[t % stages, d]
-                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:  # a beta above 1: A has a second half (see prep)
+                    T.copy(decay_s[t % stages, D : D + CHUNK], beta_f)
+                    # A beta above 1: A has a second half (see prep).
+                    if T.any_sync(decay_s[t % stages, D + CHUNK] > 0.0) != 0:
                         T.tma_store_wait(0, True)
                         T.sync_threads(5, WARPGROUP)
                         for i, j in T.Parallel(CHUNK, CHUNK):
@@ -167,7 +170,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                         T.wait_wgmma(0)
                     T.wait_wgmma(1)
                     for e, i in T.Parallel(WIDE, CHUNK):
-                        vt_op[e, i] = T.Cast(op, vt_f[e, i])
+                        vt_op[e, i] = T.Cast(op, vt_f[e, i] * beta_f[i])
                     T.wgmma_gemm(vt_op, Kg_s[t % stages, :, :], state_f)
                     T.wgmma_gemm(vt_op, Aqk_s[t % stages, :, :], o_f, transpose_B=True)
                     # Of the next chunk; after the last one, of what is left of an earlier one, for nobody.
@@ -212,7 +215,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4], ACCUM),
+        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -252,6 +255,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             upper_f = T.alloc_fragment([64, block_DV], ACCUM)  # key channels ..63 of S
             lower_f = T.alloc_fragment([64, block_DV], ACCUM)  # and 64..
             vt_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
+            beta_f = T.alloc_fragment([CHUNK], ACCUM)
             o_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -271,7 +275,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + CHUNK + 4], barrier=full[t % stages])
                     T.barrier_arrive(full[t % stages])
 
             # The first warpgroup: V~, and the upper half of the state.
@@ -296,14 +300,16 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                                 V_s[t % stages, i, e] = T.Cast(op, 0.0)
                         T.fence_proxy_async()
                         T.sync_threads(7, WARPGROUP)
-                    # V~ = A V - W S on one accumulator; prep has turned the sign of W.
+                    # A V - W S on one accumulator; prep has turned the sign of W.
                     T.wgmma_gemm(A_s[t % stages, :, :], V_s[t % stages, :, :], vt_f, clear_accum=True)
                     T.barrier_wait(state_here, t & 1)
                     T.wgmma_gemm(W_s[t % stages, :, :], state_s, vt_f)
                     for d, e in T.Parallel(64, block_DV):
                         upper_f[d, e] = upper_f[d, e] * decay_s[t % stages, d]
+                    T.copy(decay_s[t % stages, D : D + CHUNK], beta_f)
                     T.wait_wgmma(0)
-                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:  # a beta above 1: A has a second half (see prep)
+                    # A beta above 1: A has a second half (see prep).
+                    if T.any_sync(decay_s[t % stages, D + CHUNK] > 0.0) != 0:
                         # Through the tile that V~ will be in, as many columns at a time as it has.
                         for part in T.unroll(CHUNK // block_DV):
                             for i, j in T.Parallel(CHUNK, block_DV):
@@ -318,7 +324,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                             T.wait_wgmma(0)
                             T.sync_threads(7, WARPGROUP)
                     for i, e in T.Parallel(CHUNK, block_DV):
-                        vt_s[t % 2, i, e] = T.Cast(op, vt_f[i, e])
+                        vt_s[t % 2, i, e] = T.Cast(op, vt_f[i, e] * beta_f[i])
                     T.fence_proxy_async()
                     T.barrier_arrive(vt_here)
                     T.barrier_wait(vt_here, t & 1)
