@@ -242,18 +242,28 @@ def test_the_budget_holds_where_the_inverse_is_large(keys, beta, gate, N, dtype)
     assert ratio(got, inputs) <= 1
 
 
-#: One token in one channel, k = q = 1, whose value is what the decayed state holds already: (state, g, beta, v). Of
-#: four million draws the one with the largest error, from three roundings that nearly all are whole roundoffs.
+#: Two tokens in one channel, k = q = 1, of which the second's value is what the decayed state holds already: state, and
+#: g, beta and v of each. A climb over 600 such writes ended here, where three roundings nearly all are whole roundoffs.
 ONE_WRITE = {
-    F16: (0.5319849848747253, -0.6819684505462646, 0.5208330154418945, 0.26904296875),
-    BF16: (0.5019258260726929, -0.6288612484931946, 0.5332005023956299, 0.267578125),
+    F16: (
+        1.0024446249008179,
+        (-0.9289800524711609, -0.44614651799201965),
+        (0.000480353191960603, 0.5759086012840271),
+        (-0.1676025390625, 0.253662109375),
+    ),
+    BF16: (
+        1.0039129257202148,
+        (-0.9847148656845093, -0.3899203836917877),
+        (0.0038581385742872953, 0.9993934631347656),
+        (0.2412109375, 0.251953125),
+    ),
 }
 
 
 @NARROW
 def test_three_roundings_of_one_write_are_in_the_budget(dtype):
-    """K e^gamma, W and the state: they nearly reach the budget."""
-    state, g, beta, v = (np.full((1, 1, 1, 1), x) for x in ONE_WRITE[dtype])
+    """K e^gamma, W and the state: they nearly reach the budget. (W of a chunk's first token is K e^gamma.)"""
+    state, g, beta, v = (np.reshape(x, (1, -1, 1, 1)) for x in ONE_WRITE[dtype])
     inputs = Inputs(np.ones_like(v), np.ones_like(v), v, g, beta[..., 0], state, dtype)
     assert 0.9 < ratio(ref_hopper(inputs, dtype), inputs) <= 1
 
@@ -355,8 +365,8 @@ def test_a_mistake_leaves_the_budget(name, dtype):
 
 
 def test_one_rounding_of_a_steep_row_leaves_the_budget():
-    """Reflections of one another's writes, beta near 2: T is as large at its end as at its beginning."""
-    case = Case.parse("v1,N=64,C=64,dtype=bf16,gate=constant:0.9999,beta=constant:1.95,q=equal,k=equal,seed=3")
+    """Reflections of one another's writes, beta = 2: T is as large at its end as at its beginning."""
+    case = Case.parse("v1,N=64,C=64,dtype=bf16,gate=constant:0.9999,beta=constant:2.0,q=equal,k=equal,v=ones,seed=2")
     inputs = case.inputs()
     once = edited("np.where(steep, T - T1, accum(0))", "np.zeros_like(T)")
     assert ratio(ref_hopper(inputs, BF16), inputs) < 0.3
