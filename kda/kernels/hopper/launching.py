@@ -128,7 +128,7 @@ def _planned(
         slots=slots,
         elements=X * (3 * tile + 3 * square),
         tiles=(W, A, Q_g, K_g, A_qk),
-        decay=(X, D + CHUNK + 4),
+        decay=(X, D + 4 + CHUNK),
     )
 
 

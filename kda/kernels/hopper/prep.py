@@ -251,8 +251,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`, but for v; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
-    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + C + 4] float32, e^gamma_C, then beta,
-    which is 0 past the end of a sequence, then 1 where there is a second half of A, else 0.
+    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4 + C] float32, e^gamma_C, then 1 where
+    there is a second half of A, else 0, then, from D + 4 on, beta: 0 past the end of a sequence.
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
@@ -272,7 +272,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
+        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
         slots: T.int32,
         length: T.int32,
         sharing: T.int32,
@@ -471,7 +471,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for e in T.vectorized(E):
                     decay[x, c0 + e] = f[e]
                 for e in T.vectorized(2):
-                    decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
+                    decay[x, D + 4 + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
 
             # ---- Operands: decayed since a border, or until one.
             for e in T.unroll(E):
@@ -628,6 +628,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 )
                 T.tma_store_wait(0, True)
             if tx == 0:
-                decay[x, D + CHUNK] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
+                decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
 
     return kda_prep

@@ -24,8 +24,8 @@ __all__ = ["walk_narrow", "walk_wide"]
 WARPGROUP = 128
 #: Value channels of one program of `walk_wide`: the rows of a tensor-core product.
 WIDE = 64
-#: Numbers from one stage's decays and beta to the next one's: the copy engine writes to multiples of 128 bytes.
-DECAY_ROW = 224
+#: Numbers from one stage's decays to the next one's: the copy engine writes to multiples of 128 bytes.
+DECAY_ROW = 160
 #: Registers of a thread that loads, and of one that computes.
 LOADING, COMPUTING = 24, 240
 
@@ -77,7 +77,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
+        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -101,6 +101,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
+            beta_s = T.alloc_shared([stages, CHUNK], ACCUM, scope="shared")  # in the KiB that the barriers take
             O_s = T.alloc_shared([CHUNK, WIDE], op)
             full = T.alloc_barrier([WARPGROUP] * stages)
             empty = T.alloc_barrier([WARPGROUP] * stages)
@@ -109,6 +110,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             tokens = T.alloc_local([1], "int32")
             chunks = T.alloc_local([1], "int32")
             slot = T.alloc_local([1], "int32")
+            coming = T.alloc_local([1], ACCUM)  # a beta on its way
             state_f = T.alloc_fragment([WIDE, D], ACCUM)  # S^T
             state_op = T.alloc_fragment([WIDE, D], op)
             vt_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
@@ -118,10 +120,12 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
             x = h * slots + slot[0]
+            lane = T.get_thread_binding(0) % CHUNK
 
             with T.ws(1):
                 T.dec_max_nreg(LOADING)
                 for t in T.serial(chunks[0]):
+                    coming[0] = decay[x + t, D + 4 + lane]
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
@@ -133,7 +137,8 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + CHUNK + 4], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, 0 : D + 4], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    beta_s[t % stages, lane] = coming[0]
                     T.barrier_arrive(full[t % stages])
 
             with T.ws(0):
@@ -157,9 +162,9 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     # The state decays, each key channel at its own rate, before the chunk's writes are added.
                     for e, d in T.Parallel(WIDE, D):
                         state_f[e, d] = state_f[e, d] * decay_s[t % stages, d]
-                    T.copy(decay_s[t % stages, D : D + CHUNK], beta_f)
+                    T.copy(beta_s[t % stages, :], beta_f)
                     # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(decay_s[t % stages, D + CHUNK] > 0.0) != 0:
+                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:
                         T.tma_store_wait(0, True)
                         T.sync_threads(5, WARPGROUP)
                         for i, j in T.Parallel(CHUNK, CHUNK):
@@ -215,7 +220,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + CHUNK + 4], ACCUM),
+        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -239,6 +244,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
+            beta_s = T.alloc_shared([stages, CHUNK], ACCUM, scope="shared")  # in the KiB that the barriers take
             state_s = T.alloc_shared([D, block_DV], op)
             vt_s = T.alloc_shared([2, CHUNK, block_DV], op)
             O_s = T.alloc_shared([CHUNK, block_DV], op)
@@ -252,6 +258,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             tokens = T.alloc_local([1], "int32")
             chunks = T.alloc_local([1], "int32")
             slot = T.alloc_local([1], "int32")
+            coming = T.alloc_local([1], ACCUM)  # a beta on its way
             upper_f = T.alloc_fragment([64, block_DV], ACCUM)  # key channels ..63 of S
             lower_f = T.alloc_fragment([64, block_DV], ACCUM)  # and 64..
             vt_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
@@ -260,10 +267,12 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
             x = h * slots + slot[0]
+            lane = T.get_thread_binding(0) % CHUNK
 
             with T.ws(2):
                 T.dec_max_nreg(LOADING)
                 for t in T.serial(chunks[0]):
+                    coming[0] = decay[x + t, D + 4 + lane]
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
@@ -275,7 +284,8 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, :], decay_s[t % stages, 0 : D + CHUNK + 4], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, 0 : D + 4], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    beta_s[t % stages, lane] = coming[0]
                     T.barrier_arrive(full[t % stages])
 
             # The first warpgroup: V~, and the upper half of the state.
@@ -306,10 +316,10 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.wgmma_gemm(W_s[t % stages, :, :], state_s, vt_f)
                     for d, e in T.Parallel(64, block_DV):
                         upper_f[d, e] = upper_f[d, e] * decay_s[t % stages, d]
-                    T.copy(decay_s[t % stages, D : D + CHUNK], beta_f)
+                    T.copy(beta_s[t % stages, :], beta_f)
                     T.wait_wgmma(0)
                     # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(decay_s[t % stages, D + CHUNK] > 0.0) != 0:
+                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:
                         # Through the tile that V~ will be in, as many columns at a time as it has.
                         for part in T.unroll(CHUNK // block_DV):
                             for i, j in T.Parallel(CHUNK, block_DV):
