@@ -251,8 +251,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`, but for v; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
-    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4 + C] float32, e^gamma_C, then 1 where
-    there is a second half of A, else 0, then, from D + 4 on, beta: 0 past the end of a sequence.
+    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4 + C] float32, e^gamma_C; at D a 1
+    where there is a second half of A, else 0; from D + 4 on beta, 0 past the end of a sequence.
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")

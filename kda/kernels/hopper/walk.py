@@ -1,6 +1,6 @@
 """Second launch of the Hopper program: the state walks over the chunks that `prep` prepared, and makes the output.
 
-    V~ = diag(beta) (A V - W S)            A and W as in `prep`; beta in float32, just before V~ is rounded
+    V~ = diag(beta) (A V - W S)            A and W as in `prep`, W with its sign turned; beta in float32
     O  = scale (Q_g S + A_qk V~)
     S <- Diag(e^gamma_C) S + K_g^T V~
 
