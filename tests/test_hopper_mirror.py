@@ -125,19 +125,19 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
         A_c = [[op(product("q", i, j)) if j <= i else f32(0) for j in range(64)] for i in range(64)]
 
         steep = [bool((beta[: i + 1] > 1).any()) for i in range(64)]
-        L = [[f32(M[i][j] * beta[j]) for j in range(64)] for i in range(64)]
         T = np.zeros((64, 64), f32)
         for column in range(64):
             x = [f32(t == column) for t in range(column - column % 16, column - column % 16 + 16)]
             first = column - column % 16
             for j in range(16):
+                scaled = f32(beta[first + j] * x[j])
                 for r in range(j + 1, 16):
-                    x[r] = f32(x[r] - f32(L[first + r][first + j] * x[j]))
+                    x[r] = f32(x[r] - f32(M[first + r][first + j] * scaled))
             T[first : first + 16, column] = x
         for half, read in ((16, f32), (32, tf32)):
             for first in range(0, 64, 2 * half):
                 second = first + half
-                L21 = [L[r][first:second] for r in range(second, second + half)]
+                L21 = [[f32(M[r][j] * beta[j]) for j in range(first, second)] for r in range(second, second + half)]
                 T11 = T[first:second, first:second].tolist()
                 inner = matmul(L21, T11, read)
                 T22 = T[second : second + half, second : second + half].tolist()
@@ -311,9 +311,12 @@ MISTAKES = {
     "a merge has the other sign": ("return -machine.gemm(", "return machine.gemm("),
     "a merge has T11 for T22": ("-machine.gemm(read(T22)", "-machine.gemm(read(T11)"),
     "the last merge is left out": ("half in (16, 32):", "half in (16,):"),
-    "no beta in L": ("L = M * be[..., None, :]", "L = M"),
-    "beta of the row in L": ("L = M * be[..., None, :]", "L = M * be[..., None]"),
-    "beta twice in L": ("L = M * be[..., None, :]", "L = M * be[..., None, :] ** 2"),
+    "no beta in the blocks": ("(rate[..., j, None, :] * x", "(x"),
+    "beta of the row in the blocks": ("(rate[..., j, None, :] * x", "(rate[..., j + 1 :, :] * x"),
+    "beta twice in the blocks": ("(rate[..., j, None, :] * x", "(rate[..., j, None, :] ** 2 * x"),
+    "no beta in the merges": ("L = np.zeros_like(M), M * beta.swapaxes(-1, -2)", "L = np.zeros_like(M), M"),
+    "beta of the row in the merges": ("M * beta.swapaxes(-1, -2)", "M * beta"),
+    "beta twice in the merges": ("M * beta.swapaxes(-1, -2)", "M * beta.swapaxes(-1, -2) ** 2"),
     "V~ without beta": ("Vt = be[..., None] * gemm", "Vt = gemm"),
     "beta twice in V~": ("Vt = be[..., None] * gemm", "Vt = be[..., None] ** 2 * gemm"),
     "beta in W, too": ("W = op(gemm(", "W = be[..., None] * op(gemm("),

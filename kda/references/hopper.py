@@ -20,8 +20,8 @@ and it is the sum of two rounded rows. In a narrow `precision` the roundings are
     operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, T (T1, and
         T2 = T - T1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
-    float32: a and every product of a's, the diagonal blocks, M, L, the blocks of 16 and their merge to 32, T V - W S on
-        one accumulator and its product with beta before it is rounded, S
+    float32: a and every product of a's, the diagonal blocks, M, beta x of the substitution, L of the merges, the blocks
+        of 16 and their merge to 32, T V - W S on one accumulator and its product with beta before it is rounded, S
 
 Sums run over the inner index in ascending order, which on tensor cores they do not.
 """
@@ -118,8 +118,7 @@ def ref_hopper(
 
             # Later tokens have no say in it, so that they change no bit of an earlier one.
             steep = np.logical_or.accumulate(be > 1, axis=-1)[..., None]
-            L = M * be[..., None, :]
-            T = _inverse(L, steep, machine)
+            T = _inverse(M, be[..., None], steep, machine)
             T1 = op(T)
             T2 = op(np.where(steep, T - T1, accum(0)))
             W = op(gemm(T2, KE, gemm(T1, KE, zeros(*heads, CHUNK, sizes.DK))))
@@ -137,7 +136,7 @@ def ref_hopper(
             S = gemm(KG.swapaxes(-1, -2), Vt_c, dec[..., None] * S)
 
             if recorder:
-                by_pair = {"M": M, "L": L, "A_qk": A_qk}
+                by_pair = {"M": M, "L": M * be[..., None, :], "A_qk": A_qk}
                 square = {stage: value[:, :, tokens, tokens] for stage, value in by_pair.items()}
                 by_row = {"W": be[..., None] * W, "V_tilde": Vt, "o": o_c}
                 tall = {stage: value[:, :, tokens] for stage, value in by_row.items()}
@@ -180,14 +179,14 @@ def _grown(k: np.ndarray, a: np.ndarray) -> np.ndarray:
     return grown
 
 
-def _inverse(L: np.ndarray, steep: np.ndarray, machine: Arithmetic) -> np.ndarray:
-    """(I + L)^-1: L `[.., C, C]` strictly lower, steep `[.., C, 1]`."""
-    T = np.zeros_like(L)
+def _inverse(M: np.ndarray, beta: np.ndarray, steep: np.ndarray, machine: Arithmetic) -> np.ndarray:
+    """(I + M diag(beta))^-1: M `[.., C, C]` strictly lower, beta and steep `[.., C, 1]`."""
+    T, L = np.zeros_like(M), M * beta.swapaxes(-1, -2)
     for block in chunks(CHUNK, BLOCK):
-        of_block = L[..., block, block]
-        x = np.broadcast_to(np.eye(BLOCK, dtype=L.dtype), of_block.shape).copy()
+        of_block, rate = M[..., block, block], beta[..., block, :]
+        x = np.broadcast_to(np.eye(BLOCK, dtype=M.dtype), of_block.shape).copy()
         for j in range(BLOCK):
-            x[..., j + 1 :, :] -= of_block[..., j + 1 :, j, None] * x[..., j, None, :]
+            x[..., j + 1 :, :] -= of_block[..., j + 1 :, j, None] * (rate[..., j, None, :] * x[..., j, None, :])
         T[..., block, block] = x
     for half in (16, 32):
         for start in range(0, CHUNK, 2 * half):

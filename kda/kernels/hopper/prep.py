@@ -4,8 +4,7 @@ One program makes one chunk of 64 tokens of one value head, for DK = DV = 128:
 
     Q_g = q e^gamma                        queries, decayed since the chunk began
     K_g = k e^(g_{j+1} + ... + g_C)        keys, carried to the chunk's end
-    L = M diag(beta)
-    A = (I + L)^-1                         by which the walk multiplies V
+    A = (I + M diag(beta))^-1              by which the walk multiplies V
     W = A (K e^gamma)
     A_qk, e^gamma_C, beta
 
@@ -20,10 +19,11 @@ memory.
 
 Scores. M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31 across the border at 32, then
 16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of rows decayed since the border
-and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32. Where M is put into
-shared memory, its columns are multiplied by beta: from there on it is L.
+and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32.
 
-Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 L_21 A_11, twice.
+Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 L_21 A_11, twice, where
+L = M diag(beta): beta is multiplied into a block of M that a merge reads when it is put into shared memory, and in the
+substitution into the numbers that are substituted.
 
 The waits between stages are written out: TileLang's own pass would also put them into unrolled loops (see
 docs/forward.md). Buffers whose lives do not meet share their bytes, and every wait below separates such lives too.
@@ -50,7 +50,7 @@ GROUPS = CHUNK // GROUP
 THREADS = 32 * GROUPS
 #: Channels of one thread.
 E = D // 32
-#: A row of L in shared memory: no two of four blocks that are read side by side meet in a bank.
+#: A row of M in shared memory: no two of four blocks that are read side by side meet in a bank.
 LD = 68
 
 
@@ -159,7 +159,7 @@ def _pairs(half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, two, sent, pai
 
 
 @T.macro
-def _store_pair(half, lane, group, pairs, beta_s, M_s, A_s, operand):  # type: ignore[no-untyped-def]
+def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no-untyped-def]
     first = 2 * half + lane % 2
     of_first = lane // 2 < 15 - 2 * first
     j = T.if_then_else(of_first, first, 7 - first)
@@ -167,8 +167,19 @@ def _store_pair(half, lane, group, pairs, beta_s, M_s, A_s, operand):  # type: i
     if n < GROUP - j:
         A_s[group * GROUP + j + n, group * GROUP + j] = T.Cast(operand, pairs[half])
     else:
-        column = group * GROUP + j
-        M_s[group * GROUP + j + 1 + n - (GROUP - j), column] = pairs[half] * beta_s[GROUPS, column]
+        M_s[group * GROUP + j + 1 + n - (GROUP - j), group * GROUP + j] = pairs[half]
+
+
+@T.macro
+def _clear_above(tx, lane, tile, operand):  # type: ignore[no-untyped-def]
+    # Zeros above the diagonal: blocks of 8 x 8, eight columns at a time, then inside those on the diagonal.
+    for half in T.unroll(2):
+        if tx % GROUPS > half * 4 + tx // 64:
+            for e in T.vectorized(GROUP):
+                tile[half * 32 + tx // GROUPS, tx % GROUPS * GROUP + e] = T.Cast(operand, 0.0)
+    for e in T.unroll(2):
+        if lane % 4 * 2 + e > lane // 4:
+            tile[tx // 32 * GROUP + lane // 4, tx // 32 * GROUP + lane % 4 * 2 + e] = T.Cast(operand, 0.0)
 
 
 @T.macro
@@ -323,6 +334,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             km = T.alloc_local([E], ACCUM)
             f = T.alloc_local([E], ACCUM)
             y = T.alloc_local([16], ACCUM)
+            by = T.alloc_local([1], ACCUM)
             z = T.alloc_local([2], ACCUM)
 
             total_s = T.alloc_shared([GROUPS + 1, D], ACCUM)  # of each group; in the last row, beta
@@ -355,7 +367,19 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if form.packed:  # noqa: SIM102 - asked when the program is made; the next when it runs
                 if rows[0] <= 0:  # the slot is nobody's
                     T.thread_return()
-            # ---- Load. A last chunk has rows that are not its own: they become q = k = 0 and a = 1.
+            # ---- Load, the gates first, which are waited for first. A last chunk has rows that are not its own: they
+            # become q = k = 0 and a = 1.
+            if rows[0] >= CHUNK:
+                for r in T.unroll(GROUP):
+                    for e in T.vectorized(E):
+                        raw[r, e] = G[begin[0] + row + r, h, c0 + e]
+            else:
+                for r in T.unroll(GROUP):
+                    for e in T.vectorized(E):
+                        raw[r, e] = T.Cast(form.g_format.name, 0.0)
+                    if row + r < rows[0]:
+                        for e in T.vectorized(E):
+                            raw[r, e] = G[begin[0] + row + r, h, c0 + e]
             if tx < 32:
                 T.tma_copy(
                     Q[begin[0] : begin[0] + CHUNK, hq[0], :],
@@ -382,17 +406,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 if HB > 0:
                     for e in T.vectorized(E):
                         bias[e] = dt_bias[h, c0 + e]
-            if rows[0] >= CHUNK:
-                for r in T.unroll(GROUP):
-                    for e in T.vectorized(E):
-                        raw[r, e] = G[begin[0] + row + r, h, c0 + e]
-            else:
-                for r in T.unroll(GROUP):
-                    for e in T.vectorized(E):
-                        raw[r, e] = T.Cast(form.g_format.name, 0.0)
-                    if row + r < rows[0]:
-                        for e in T.vectorized(E):
-                            raw[r, e] = G[begin[0] + row + r, h, c0 + e]
             if tx < CHUNK:
                 total_s[GROUPS, tx] = 0.0
                 if tx < rows[0]:
@@ -470,6 +483,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     f[e] = pre[e] * since[e]
                 for e in T.vectorized(E):
                     decay[x, c0 + e] = f[e]
+            if group == 0:  # whose warp has the least to write below
                 for e in T.vectorized(2):
                     decay[x, D + 4 + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
 
@@ -509,11 +523,9 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             for r in T.unroll(GROUP):
                 for e in T.vectorized(E):
                     Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
-            _store_pair(0, lane, group, pairs, total_s, M_s, Aqk_s, op)
-            _store_pair(1, lane, group, pairs, total_s, M_s, Aqk_s, op)
-            for i, j in T.Parallel(CHUNK, CHUNK):
-                if j > i:
-                    Aqk_s[i, j] = T.Cast(op, 0.0)
+            _store_pair(0, lane, group, pairs, M_s, Aqk_s, op)
+            _store_pair(1, lane, group, pairs, M_s, Aqk_s, op)
+            _clear_above(tx, lane, Aqk_s, op)
             for i, j in T.Parallel(CHUNK, 32):
                 if i < 32:
                     Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
@@ -533,9 +545,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     Aqk_s[8 + i // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = T.Cast(op, f8[i, j])
             for i, j in T.Parallel(CHUNK, 32):
                 if i // 8 == j // 8 + 4:
-                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = (
-                        f8[i, j] * total_s[GROUPS, j // 8 * 16 + j % 8]
-                    )
+                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
             T.sync_threads()
             steep[0] = T.call_extern(
                 "int32", "kda_first_of_64", total_s[GROUPS, lane] > 1.0, total_s[GROUPS, 32 + lane] > 1.0
@@ -546,8 +556,9 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for r in T.unroll(16):
                     y[r] = T.if_then_else(r == tx % 16, 1.0, 0.0)
                 for j in T.unroll(16):
+                    by[0] = y[j] * total_s[GROUPS, tx // 16 * 16 + j]
                     for r in T.unroll(15 - j):
-                        y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * y[j]
+                        y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * by[0]
                 for r in T.unroll(16):
                     Ai_s[tx // 16 * 16 + r, tx % 32] = y[r]
             else:

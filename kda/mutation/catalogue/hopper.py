@@ -40,7 +40,7 @@ _SECOND = "if T.any_sync(_flag) != 0:\n    _second"
 _FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_policy=_p)"
 _LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
 _ZEROED = "for _i, _e in T.Parallel(_r, _c):\n    if _behind:\n        V_s[_s, _i, _e] = _z"
-_BETA = "y[_j] = y[_j] * total_s[GROUPS, _c]"
+_BETA = "by[0] = y[_j] * total_s[GROUPS, _c]"
 
 
 _FIRST_SLOT = Edit(
@@ -217,8 +217,20 @@ HOPPER = (
         "article 4.5 (2)",
         _prep(
             "A_qk above the diagonal",
-            "for _i, _j in T.Parallel(CHUNK, CHUNK):\n    if _j > _i:\n        Aqk_s[_i, _j] = _z",
+            "_c(tx, lane, Aqk_s, op)",
             "",
+        ),
+        tokens=64,  # what lies there hangs on the operands
+    ),
+    _mistake(
+        "A_qk-not-cleared-inside-its-blocks",
+        "above the diagonal blocks of 8 keep what lay there before: a token sees later ones of its group",
+        "article 4.5 (2)",
+        _prep(
+            "A_qk above the diagonal of a block",
+            "for _e in T.unroll(2):\n    if lane % 4 * 2 + _e > lane // 4:\n        _zero",
+            "",
+            "_clear_above",
         ),
         tokens=64,  # what lies there hangs on the operands
     ),
@@ -228,8 +240,8 @@ HOPPER = (
         "kda/kernels/hopper/prep.py (a level's rows are q, then k)",
         _prep(
             "M of the level of 16",
-            "if _i // 16 == _j // 16 + 2:\n    M_s[16 + (_i - 32) // 16 * 32 + _i % 16, _c] = f16[_i, _j]",
-            "if _i // 16 == _j // 16:\n    M_s[16 + _i // 16 * 32 + _i % 16, _c] = f16[_i, _j]",
+            "if _i // 16 == _j // 16 + 2:\n    M_s[16 + (_i - 32) // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
+            "if _i // 16 == _j // 16:\n    M_s[16 + _i // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
         ),
         tokens=17,
     ),
@@ -249,29 +261,56 @@ HOPPER = (
         "beta-left-out-of-the-blocks",
         "the blocks of 16 are (I + M)^-1: beta is 1",
         "article 3.2",
-        _prep("beta in the blocks", _BETA, ""),
+        _prep("beta in the blocks", _BETA, "by[0] = y[_j]"),
+        tokens=2,
     ),
     _mistake(
         "beta-twice-in-the-blocks",
-        "the blocks of 16 are (I + beta^2 M)^-1 beta^2",
+        "the blocks of 16 are (I + M diag(beta)^2)^-1",
         "article 4.5 (6)",
-        _prep("beta in the blocks", _BETA, "y[_j] = y[_j] * total_s[GROUPS, _c] * total_s[GROUPS, _c]"),
+        _prep("beta in the blocks", _BETA, "by[0] = y[_j] * total_s[GROUPS, _c] * total_s[GROUPS, _c]"),
+        tokens=2,
     ),
     _mistake(
-        "beta-of-the-column-in-the-blocks",
-        "the blocks of 16 are (I + M)^-1 diag(beta): beta is on the right-hand side and not in M",
+        "beta-of-the-row-in-the-blocks",
+        "the blocks of 16 are (I + diag(beta) M)^-1, whose beta belongs on the other side of V",
         "article 3.3, 4.5 (6)",
         InHopper(
             prep=(
+                Edit("beta of the column", _BETA, "by[0] = y[_j]"),
                 Edit(
-                    "the right-hand side",
-                    "T.if_then_else(_r == tx % 16, 1.0, 0.0)",
-                    "T.if_then_else(_r == tx % 16, total_s[GROUPS, tx], 0.0)",
+                    "beta of the row",
+                    "M_s[_b + _j + 1 + _r, _b + _j] * by[0]",
+                    "M_s[_b + _j + 1 + _r, _b + _j] * total_s[GROUPS, _b + _j + 1 + _r] * by[0]",
                 ),
-                Edit("beta in the blocks", _BETA, ""),
             )
         ),
         tokens=2,
+    ),
+    _mistake(
+        "beta-twice-across-the-borders-of-groups",
+        "the blocks of 8 are multiplied by beta like those that a merge reads, and then in the substitution again",
+        "article 4.5 (6)",
+        _prep(
+            "M of the level of 8",
+            "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j]",
+            "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j] * total_s[GROUPS, _c]",
+        ),
+        tokens=9,
+    ),
+    _mistake(
+        "beta-left-out-of-a-merge",
+        "A_21 = -A_22 M_21 A_11 of the blocks of 16",
+        "article 3.2",
+        _prep("L of the level of 16", "M_s[_r, _c] = f16[_i, _j] * _b", "M_s[_r, _c] = f16[_i, _j]"),
+        tokens=17,
+    ),
+    _mistake(
+        "beta-of-the-row-in-the-last-merge",
+        "A_21 = -A_22 diag(beta) M_21 A_11 of the blocks of 32",
+        "article 3.3, 4.5 (6)",
+        _prep("L of the level of 32", "f32[_i, _j] * total_s[GROUPS, _j]", "f32[_i, _j] * total_s[GROUPS, _i]"),
+        tokens=33,
     ),
     _mistake(
         "substitution-reads-the-row-before",
@@ -296,7 +335,7 @@ HOPPER = (
     ),
     _mistake(
         "merge-with-the-other-sign",
-        "A_21 = A_22 M_21 A_11 of the blocks of 16",
+        "A_21 = A_22 L_21 A_11 of the blocks of 16",
         "article 4.3",
         _prep(
             "the block of a merge",
@@ -308,7 +347,7 @@ HOPPER = (
     ),
     _mistake(
         "merge-in-the-other-order",
-        "A_21 = -A_11 M_21 A_22 of the blocks of 16",
+        "A_21 = -A_11 L_21 A_22 of the blocks of 16",
         "article 4.3",
         InHopper(
             prep=(
@@ -330,7 +369,7 @@ HOPPER = (
     ),
     _mistake(
         "last-merge-with-the-other-sign",
-        "A_21 = A_22 M_21 A_11 of the blocks of 32",
+        "A_21 = A_22 L_21 A_11 of the blocks of 32",
         "article 4.3",
         InHopper(
             prep=(
@@ -713,6 +752,38 @@ HOPPER = (
         "W keeps its sign on its way to a walk that adds: what a key held is written again",
         "article 4.3 (V~ = U - W S)",
         _prep("the sign of W", "-kp[_e] * pre[_e]", "kp[_e] * pre[_e]"),
+    ),
+    _mistake(
+        "V-tilde-without-beta",
+        "V~ = A V - W S: every token writes as if its beta were 1",
+        "article 3.2",
+        _walks(Edit("beta of V~", "T.Cast(op, vt_f[_a, _b] * beta_f[_i])", "T.Cast(op, vt_f[_a, _b])")),
+    ),
+    _mistake(
+        "beta-of-the-next-chunk",
+        "the walk takes the beta of the stage after its own",
+        "flash-linear-attention-npu #281 (a buffer that holds something else)",
+        _walks(
+            Edit(
+                "the stage of beta",
+                "T.copy(beta_s[t % stages, :], beta_f)",
+                "T.copy(beta_s[(t + 1) % stages, :], beta_f)",
+            )
+        ),
+        tokens=65,
+    ),
+    _mistake(
+        "beta-over-one-that-is-still-read",
+        "beta is loaded into a stage that has not been given back: the walk reads that of three chunks later",
+        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
+        _walks(
+            Edit(
+                "when beta is written",
+                "T.barrier_wait(empty[_s], _p)\n_copies\nbeta_s[_r, lane] = coming[0]",
+                "beta_s[_r, lane] = coming[0]\nT.barrier_wait(empty[_s], _p)\n_copies",
+            )
+        ),
+        tokens=_ROUND,
     ),
     _mistake(
         "values-cleared-before-the-state",
