@@ -101,14 +101,17 @@ def joined(first: Outputs, second: Outputs) -> Outputs:
     return Outputs(np.concatenate([first.o, second.o], axis=1), second.final_state)
 
 
-def other_future(inputs: Inputs, start: int) -> Inputs:
-    """Other tokens from `start` on: q, k and v in other channels and signs, beta and gates changed, domain kept."""
+def other_future(inputs: Inputs, start: int, most: float = 1.0) -> Inputs:
+    """Other tokens from `start` on: q, k and v in other channels and signs, beta and gates changed, domain kept.
+
+    most: the largest beta that is allowed, which a token with one of at most 1/2 gets.
+    """
     changed = {name: getattr(inputs, name).copy() for name in ("q", "k", "v", "g", "beta")}
     for name in ("q", "k", "v"):
         changed[name][:, start:] = -np.roll(changed[name][:, start:], 1, axis=-1)
     changed["v"][:, start:] += 1.0
     changed["g"] = _other_gate(inputs.g, start)
-    changed["beta"][:, start:] = np.where(changed["beta"][:, start:] > 0.5, 0.25, 1.0)
+    changed["beta"][:, start:] = np.where(changed["beta"][:, start:] > 0.5, 0.25, most)
     return inputs.replace(**changed).rounded()
 
 

@@ -28,14 +28,11 @@ _X8 = "T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum
 _FULL = "T.barrier_wait(full[t % stages], (t // stages) & 1)"
 _FULL_AT_ONCE = "T.barrier_wait(full[t % stages], (t // stages) & 1 ^ 1)"
 _Q_S = "T.wgmma_gemm(Qg_s[t % stages, :, :], state_s, o_f, clear_accum=True)"
-_HAND_ON = "T.barrier_wait(state_read, t & 1)\nT.copy(upper_f, state_s[0:64, :])"
 #: What becomes of a fence before a barrier: TileLang's own pass puts one in where what threads wrote is read.
 _FENCED = (
     "TileLang puts a fence between the barrier and what reads: one anywhere on the way from write to read orders both"
 )
 _O_STORE = "if (t + 1) * CHUNK <= tokens[0]:\n    _whole\nelse:\n    _rows"
-_O_WRITE = "T.sync_threads(5, WARPGROUP)\nfor _a, _b in T.Parallel(_x, _y):\n    O_s[_i, _e] = T.Cast(op, _v)"
-_TO_O_S = "for _i, _j in T.Parallel(CHUNK, CHUNK):\n    O_s[_i, _j] = A[_x, 1, _i, _j]"
 _SECOND = "if T.any_sync(_flag) != 0:\n    _second"
 _FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_policy=_p)"
 _LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
@@ -303,7 +300,7 @@ HOPPER = (
         "A_21 = -A_22 M_21 A_11 of the blocks of 16",
         "article 3.2",
         _prep("L of the level of 16", "M_s[_r, _c] = f16[_i, _j] * _b", "M_s[_r, _c] = f16[_i, _j]"),
-        tokens=17,
+        tokens=18,
     ),
     _mistake(
         "beta-of-the-row-in-the-last-merge",
@@ -324,7 +321,8 @@ HOPPER = (
         "above the diagonal of blocks of 16 the inverse is what lay there before",
         "article 4.5 (2)",
         _prep("the inverse above its diagonal", "if tx < 2 * CHUNK:\n    Ai_s[_i, _j] = 0.0", "pass"),
-        tokens=64,  # what lies there hangs on the operands
+        dtype="bf16",  # operands lie there, and a pair of float16 is next to 0 in float32
+        tokens=64,
     ),
     _mistake(
         "A-not-cleared-above-its-blocks",
@@ -417,15 +415,6 @@ HOPPER = (
     ),
     # A where a beta is above 1: what is rounded, and what rounding takes off.
     _mistake(
-        "W-without-the-second-half",
-        "behind a beta above 1 W is made of A rounded, and V~ of both halves",
-        "kda/references/hopper.py (steep rows)",
-        _prep("the second half in W", "T.wgmma_gemm(A_s, Ke_s, fW, clear_accum=False)\nT.wait_wgmma(0)", ""),
-        law=MIRROR,
-        dtype="bf16",
-        tokens=64,  # how much of A is lost is chance
-    ),
-    _mistake(
         "W-of-the-second-half-alone",
         "the second half of A clears the accumulator that has W of the first",
         "gpuemu (= for +=)",
@@ -511,16 +500,6 @@ HOPPER = (
         dtype="bf16",
         members=3,
         tokens=64,  # how much of A is lost is chance
-    ),
-    _mistake(
-        "flag-of-the-next-chunk",
-        "whether a chunk has a second half is read from the stage of the next one",
-        "cuLA #77, flash-linear-attention-npu #281 (event flags)",
-        _walks(Edit("the flag of a chunk", "decay_s[t % stages, D]", "decay_s[(t + 1) % stages, D]")),
-        law=MIRROR,
-        dtype="bf16",
-        tokens=_ROUND,  # what lies where no next chunk was loaded is chance
-        members=3,
     ),
     # Heads, gates, norms, the scale.
     _mistake(
@@ -628,7 +607,7 @@ HOPPER = (
             "if begin[0] + row + _r < tokens:\n    for _e in T.vectorized(E):\n        raw[_r, _e] = _g",
         ),
         law=OPERATION,
-        members=2,
+        members=3,
     ),
     _mistake(
         "slots-without-the-sequence",
@@ -654,6 +633,7 @@ HOPPER = (
             call=_PACKED,
         ),
         law=OPERATION,
+        tokens=2,
         members=2,
     ),
     _mistake(
@@ -662,6 +642,7 @@ HOPPER = (
         "FlashInfer #3230, tpu-inference #2408 (the state of another slot)",
         _walks(_FIRST_SLOT, _PACKED),
         law=OPERATION,
+        tokens=2,
         members=2,
     ),
     _mistake(
@@ -901,6 +882,7 @@ HOPPER = (
         InHopper(
             launching=(Edit("where A begins", "X * (3 * tile + square)", "X * (3 * tile)", function="_planned"),),
         ),
+        members=2,
     ),
     _mistake(
         "keys-in-place-of-values",
@@ -957,18 +939,6 @@ HOPPER = (
         tokens=64,
     ),
     _mistake(
-        "merge-before-its-first-product-is-there",
-        "the second product of a merge reads rows of the first that other warps still write",
-        "tilelang #2699, cuLA #77",
-        _prep(
-            "the wait between the products",
-            "for _e in T.vectorized(2):\n    T16_s[_i, _c] = _z\nT.sync_threads()",
-            "for _e in T.vectorized(2):\n    T16_s[_i, _c] = _z",
-            "_merge",
-        ),
-        tokens=_ROUND,
-    ),
-    _mistake(
         "first-half-overwritten-while-it-is-stored",
         "what rounding takes off A is written over A before that has been read by the copy engine",
         "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
@@ -1023,13 +993,6 @@ HOPPER = (
         tile=_WIDE,
     ),
     _mistake(
-        "state-not-waited-for-by-the-second",
-        "the second warpgroup multiplies by a state whose other half is still to come",
-        "tilelang #2699, cuLA #77",
-        _narrow("the wait for the state", f"T.barrier_wait(state_here, t & 1)\n{_Q_S}", _Q_S),
-        tokens=_ROUND,
-    ),
-    _mistake(
         "V-tilde-not-waited-for-by-the-second",
         "the second warpgroup multiplies by V~ while the first still makes it",
         "tilelang #2699, cuLA #77",
@@ -1064,20 +1027,6 @@ HOPPER = (
         harmless=_FENCED,
     ),
     _mistake(
-        "state-handed-on-without-a-fence",
-        "half of the state is written by threads and read by tensor cores with no fence between the two",
-        "cuLA #77 (a missing fence between proxies)",
-        _narrow("the fence behind the state", f"{_HAND_ON}\nT.fence_proxy_async()", _HAND_ON),
-        tokens=_ROUND,
-    ),
-    _mistake(
-        "o-stored-before-it-is-written",
-        "one thread has o stored while the others of its warpgroup still write it",
-        "tilelang #2699, cuLA #77",
-        _walks(Edit("the wait before the store of o", f"T.sync_threads(6, WARPGROUP)\n{_O_STORE}", _O_STORE)),
-        tokens=_ROUND,
-    ),
-    _mistake(
         "o-stored-without-a-fence",
         "o is written by threads and stored by the copy engine with no fence between the two",
         "cuLA #77 (a missing fence between proxies)",
@@ -1089,26 +1038,6 @@ HOPPER = (
             )
         ),
         harmless=_FENCED,
-    ),
-    _mistake(
-        "o-overwritten-while-it-is-stored",
-        "o of a chunk is written over that of the one before, stored or not",
-        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
-        _walks(Edit("the wait for the store before", f"T.tma_store_wait(0, True)\n{_O_WRITE}", _O_WRITE)),
-        tokens=_ROUND,
-        tile=_WIDE,
-    ),
-    _mistake(
-        "second-half-over-o",
-        "the second half of A goes through the tile of o while that of the chunk before is being stored",
-        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
-        _wide(
-            "the wait for the store before",
-            f"T.tma_store_wait(0, True)\nT.sync_threads(5, WARPGROUP)\n{_TO_O_S}",
-            f"T.sync_threads(5, WARPGROUP)\n{_TO_O_S}",
-        ),
-        tokens=_ROUND,
-        tile=_WIDE,
     ),
     _mistake(
         "tiles-of-a-walk-share-bytes",
