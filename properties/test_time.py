@@ -9,8 +9,8 @@ from strategies import cases
 def test_the_future_does_not_change_the_past(subject, case):
     """Whatever the tokens from t on hold, o before t keeps its bits.
 
-    A mask off by one lets a later token in; an anchor inside a block lets its gate in, by rounding alone; a beta above 1
-    that is looked for in a whole chunk lets its beta in.
+    A mask off by one lets a later token in; an anchor inside a block lets its gate in, by rounding alone; a chunk asked
+    as a whole whether any beta is above 1 lets its beta in.
     """
     inputs = case.inputs()
     got = subject.run(inputs, case.tile)

@@ -161,9 +161,12 @@ def test_rounds_fit_into_half_a_second():
 # Reports
 
 
-def _measured(contender, shape="1,8192,16", mode="computed", call=1.0, graph=1.0, **more):
+#: In the order of the fields of `Accuracy`.
+USUAL = Accuracy(0.1, 0.2, 0.01, 0.02, 4e-3, 3e-3, 4, 60)
+
+
+def _measured(contender, shape="1,8192,16", mode="computed", call=1.0, graph=1.0, found=USUAL, **more):
     spreads = [None if time is None else Spread(time, time, time, 9) for time in (call, graph)]
-    found = Accuracy(0.1, 0.2, 4e-3, 3e-3, 4)
     return Measured(shape, mode, contender, *spreads, 2**20, ("a_kernel",), found, **more)
 
 
@@ -222,6 +225,36 @@ def test_verdicts_are_means_over_shapes_with_both_times(report):
     assert "bar 3, least 2: met" in str(replace(call, mean=3.1))
     decode = found["computed", "call", "decode"]
     assert (decode.mean, decode.bar, decode.met) == (0.5, None, None)
+
+
+def test_errors_are_held_against_the_closest_rival_of_each_shape():
+    report = Report(
+        measured=[
+            _measured("kda_forward", found=replace(USUAL, o_ratio=0.09, state_rms=0.03)),
+            _measured("fla chunk_kda", found=replace(USUAL, o_ratio=0.2)),
+            _measured("fla chunk_kda, safe_gate", found=replace(USUAL, o_ratio=0.15)),
+            _measured("kda_forward", "1,8192,64", found=replace(USUAL, o_ratio=0.3)),
+            _measured("fla chunk_kda", "1,8192,64", found=replace(USUAL, o_ratio=0.1)),
+            _measured("fla chunk_kda, safe_gate", "1,8192,64", found=replace(USUAL, o_ratio=0.4)),
+            _measured("kda_forward", "32,1,32,state"),
+            _measured("fla fused_recurrent_kda", "32,1,32,state", found=replace(USUAL, o_ratio=0.001)),
+            _measured("kda_forward", mode="raw", found=replace(USUAL, o_rms=0.0)),
+            _measured("flash_kda", mode="raw", found=replace(USUAL, o_rms=0.0, state_rms=0.0)),
+        ]
+    )
+    found = {(one.mode, one.field): one for one in results.closeness(report)}
+    assert {mode for mode, _ in found} == {"computed", "raw"}
+    worst = found["computed", "o_ratio"]
+    assert (worst.shapes, worst.no_larger, worst.at) == (2, 1, "1,8192,64")  # the one token by token is no rival here
+    assert worst.times == pytest.approx(3)
+    assert found["computed", "state_rms"].times == pytest.approx(1.5)
+    assert (found["computed", "o_rms"].no_larger, found["computed", "o_rms"].times) == (2, 1.0)
+    assert (found["raw", "o_rms"].times, found["raw", "state_rms"].times) == (1.0, inf)
+    assert "no larger than that of chunk_kda of FLA at 1 of 2 shapes; 3.00 times it at 1,8192,64" in str(worst)
+
+
+def test_a_report_without_errors_says_nothing_of_them(report):
+    assert results.closeness(replace(report, measured=[_measured("kda_forward", found=None)])) == []
 
 
 def test_tables_say_what_was_measured(report):
@@ -356,7 +389,8 @@ def test_a_right_result_has_the_errors_of_its_last_rounding(shape, mode, forward
     (given,) = inputs.made(shape, mode, "cpu", number=1)
     (ours,) = contenders.contenders(mode, shape, None)
     found = accuracy.accuracies(measure.taken(shape, given, {"ours": ours.call(given)}))["ours"]
-    assert found["heads"] == len(accuracy.places(len(shape.sequences), shape.H))
+    assert found["heads"] + found["beginnings"] == len(shape.sequences) * shape.H
+    assert found["o_rms"] < found["o_ratio"]
     assert 1e-4 < found["o_relative"] < 2**-8
     assert found["state_relative"] < 1e-6
     assert found["o_ratio"] < 0.05
@@ -380,6 +414,33 @@ def test_a_wrong_result_is_far_off(mode, fault, forward):
     worst = {name: max(of["o_relative"], of["state_relative"]) for name, of in found.items()}
     assert worst["right"] < 4e-3
     assert worst["wrong"] > 3e-2
+
+
+def test_beginnings_are_of_other_heads_and_spread_over_the_batch():
+    assert accuracy.beginnings(1, 2) == []
+    assert accuracy.beginnings(1, 4) == [(0, 1), (0, 2)]
+    for sequences, heads in ((1, 64), (64, 32), (24, 32), (2, 64)):
+        found = accuracy.beginnings(sequences, heads)
+        assert len(found) == len(set(found)) >= 50
+        assert not set(found) & set(accuracy.places(sequences, heads))
+        assert len({s for s, _ in found}) >= min(sequences, 24)
+        assert all(0 <= s < sequences and 0 <= h < heads for s, h in found)
+
+
+def test_the_first_chunk_of_a_beginning_alone_counts_and_no_state(forward):
+    shape = Shape(1, 70, 3)
+    (given,) = inputs.made(shape, "computed", "cpu", number=1)
+    (ours,) = contenders.contenders("computed", shape, None)
+    o, state = ours.call(given)
+    right = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    assert (right["heads"], right["beginnings"]) == (2, 1)
+    o[0, 64:, 1] += 1
+    state[0, 1] += 1
+    assert accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"] == right
+    o[0, 63, 1] += 1
+    wrong = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    assert wrong["o_ratio"] > 10 * right["o_ratio"]
+    assert {**wrong, "o_ratio": 0} == {**right, "o_ratio": 0}
 
 
 def test_what_is_not_finite_is_infinitely_far_off(forward):

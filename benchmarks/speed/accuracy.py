@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import sqrt
@@ -12,17 +12,30 @@ import numpy as np
 
 from kda.formats import BF16
 from kda.numerics.budget import Judged, judge, operand_units
-from kda.numerics.compare import compare
+from kda.numerics.compare import row_errors
 from kda.problem import Inputs, Outputs
 
-__all__ = ["EPSILON", "HeadErrors", "Taken", "accuracies", "errors_of", "places", "processed", "yardstick"]
+__all__ = [
+    "CHUNK",
+    "EPSILON",
+    "HeadErrors",
+    "Taken",
+    "accuracies",
+    "beginnings",
+    "errors_of",
+    "places",
+    "processed",
+    "yardstick",
+]
 
 #: Of the L2 norm: x / sqrt(sum x^2 + EPSILON).
 EPSILON = 1e-6
 #: The portable program's, by which everybody is judged alike: see docs/tolerances.md.
 CHUNK, SUB_CHUNK = 64, 16
-#: At most so many sequences of a batch are looked at.
+#: At most so many sequences of a batch are looked at as a whole, and of so many more heads the first chunk: the worst
+#: rows are those of the first tokens, which have few terms to average over, and two heads have two of them.
 MOST_SEQUENCES = 6
+MOST_BEGINNINGS = 60
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Taken:
 
     q, k, v, g: `[n, D]`; beta: `[n]`; initial_state: `[D, D]` or None; float32, exactly. raw: norm, gate and sigmoid
     are still to be done (with A_log, dt_bias `[D]` and lower_bound), and states are value channel first. outputs: by
-    contender, o `[n, D]` and the final state.
+    contender, o `[n, D]` and the final state, which is that of other tokens where only the beginning was taken.
     """
 
     q: np.ndarray
@@ -46,14 +59,18 @@ class Taken:
     A_log: float = 0.0
     dt_bias: np.ndarray | None = None
     lower_bound: float = 0.0
+    whole: bool = True
 
 
 @dataclass(frozen=True)
 class HeadErrors:
-    """Of one contender on one head: worst error / budget of o and of the final state; squared errors and references."""
+    """Of one contender on one head: error / budget row by row, and the squared errors and references.
 
-    o_ratio: float
-    state_ratio: float
+    o: `[n]`; state: `[D]`, empty where only the beginning was taken.
+    """
+
+    o: np.ndarray
+    state: np.ndarray
     o_squares: tuple[float, float]
     state_squares: tuple[float, float]
 
@@ -62,6 +79,13 @@ def places(sequences: int, heads: int) -> list[tuple[int, int]]:
     """The (sequence, head) pairs that are looked at: the first and the last head of sequences spread over the batch."""
     chosen = np.unique(np.linspace(0, sequences - 1, min(sequences, MOST_SEQUENCES)).astype(int))
     return [(int(s), h) for s in chosen for h in sorted({0, heads - 1})]
+
+
+def beginnings(sequences: int, heads: int) -> list[tuple[int, int]]:
+    """More (sequence, head) pairs, spread over the batch, of which the first chunk is looked at."""
+    spread = np.unique(np.linspace(0, sequences * heads - 1, min(sequences * heads, MOST_BEGINNINGS)).astype(int))
+    whole = set(places(sequences, heads))
+    return [pair for pair in ((int(at) // heads, int(at) % heads) for at in spread) if pair not in whole]
 
 
 def processed(taken: Taken) -> Inputs:
@@ -99,14 +123,22 @@ def errors_of(taken: Taken) -> dict[str, HeadErrors]:
     for name, (o, state) in taken.outputs.items():
         final_state = state.T if taken.raw else state
         got = Outputs(o.astype(np.float64)[None, :, None], final_state.astype(np.float64)[None, None])
-        verdicts = {verdict.tensor: verdict.ratio for verdict in compare(got, expected, budget)}
+        with np.errstate(invalid="ignore", over="ignore"):
+            rows = row_errors(got, expected)
         found[name] = HeadErrors(
-            verdicts["o"],
-            verdicts["final_state"],
+            _shares(rows.o, budget.o),
+            _shares(rows.final_state, budget.final_state) if taken.whole else np.empty(0),
             _squares(got.o, expected.o),
             _squares(got.final_state, expected.final_state),
         )
     return found
+
+
+def _shares(rows: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """Row by row error / budget: 0 where there is no error, infinite where it is not finite."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(rows == 0, 0.0, rows / budget)
+    return np.where(np.isfinite(shares), shares, np.inf).ravel()
 
 
 def _squares(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
@@ -114,19 +146,30 @@ def _squares(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
 
 
 def accuracies(taken: list[Taken], pool: Executor | None = None) -> dict[str, dict[str, Any]]:
-    """The fields of `results.Accuracy` of everybody, over all heads; on the processes of `pool`, if there is one."""
+    """The fields of `results.Accuracy` of everybody, over all heads; on the processes of `pool`, if there is one.
+
+    The worst row is looked for in beginnings, too; everything else is of whole sequences.
+    """
     of_heads = list(pool.map(errors_of, taken) if pool else map(errors_of, taken))
     found = {}
     for name in of_heads[0] if of_heads else ():
-        errors = [one[name] for one in of_heads]
+        everywhere = [one[name] for one in of_heads]
+        errors = [one for one, head in zip(everywhere, taken, strict=True) if head.whole]
         found[name] = {
-            "o_ratio": max(one.o_ratio for one in errors),
-            "state_ratio": max(one.state_ratio for one in errors),
+            "o_ratio": max(float(one.o.max()) for one in everywhere),
+            "state_ratio": max(float(one.state.max()) for one in errors),
+            "o_rms": _rms([one.o for one in errors]),
+            "state_rms": _rms([one.state for one in errors]),
             "o_relative": _relative([one.o_squares for one in errors]),
             "state_relative": _relative([one.state_squares for one in errors]),
             "heads": len(errors),
+            "beginnings": len(everywhere) - len(errors),
         }
     return found
+
+
+def _rms(shares: Sequence[np.ndarray]) -> float:
+    return float(np.sqrt(np.mean(np.concatenate(shares) ** 2)))
 
 
 def _relative(squares: list[tuple[float, float]]) -> float:

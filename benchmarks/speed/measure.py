@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from speed.accuracy import Taken, accuracies, places
+from speed.accuracy import CHUNK, Taken, accuracies, beginnings, places
 from speed.contenders import Contender
 from speed.inputs import LOWER_BOUND, Given, made
 from speed.machine import Machine, Work
@@ -179,10 +179,17 @@ def _time_graphs(lanes: Sequence[_Lane], calls: int, machine: Machine, rounds: R
 
 
 def taken(shape: Shape, given: Given, outputs: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> list[Taken]:
-    """The heads that are judged, as NumPy arrays: of everything that was given, and of everybody's outputs."""
+    """The heads that are judged, as NumPy arrays: of everything that was given, and of everybody's outputs.
+
+    Of `beginnings` the first chunk; a sequence that is no longer is whole.
+    """
     found = []
-    for sequence, head in places(len(shape.sequences), shape.H):
-        rows = slice(*shape.starts[sequence : sequence + 2])
+    chosen = [(*pair, True) for pair in places(len(shape.sequences), shape.H)]
+    chosen += [(*pair, False) for pair in beginnings(len(shape.sequences), shape.H)]
+    for sequence, head, whole in chosen:
+        first, end = shape.starts[sequence : sequence + 2]
+        whole = whole or end - first <= CHUNK
+        rows = slice(first, end if whole else first + CHUNK)
         found.append(
             Taken(
                 *(_array(x.flatten(0, 1)[rows, head]) for x in (given.q, given.k, given.v, given.g, given.beta)),
@@ -196,6 +203,7 @@ def taken(shape: Shape, given: Given, outputs: dict[str, tuple[torch.Tensor, tor
                 A_log=0.0 if given.A_log is None else float(given.A_log[head]),
                 dt_bias=None if given.dt_bias is None else _array(given.dt_bias[head]),
                 lower_bound=LOWER_BOUND if given.mode == "raw" else 0.0,
+                whole=whole,
             )
         )
     return found

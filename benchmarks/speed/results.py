@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +19,14 @@ __all__ = [
     "CLOCKS",
     "Accuracy",
     "Clock",
+    "Closeness",
     "FirstCall",
     "Measured",
     "Pair",
     "Report",
     "Spread",
     "Verdict",
+    "closeness",
     "geometric_mean",
     "median",
     "pairs",
@@ -75,17 +77,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Against the operation in float64, on `heads` heads of single sequences.
+    """Against the operation in float64, on `heads` heads of single sequences and the first chunk of `beginnings` more.
 
-    o_ratio, state_ratio: the worst row's error / budget. o_relative, state_relative: |error| / |reference| in 2-norms
-    over all of them.
+    o_ratio, state_ratio: the worst row's error / budget, beginnings too; o_rms, state_rms: the root of its mean square
+    over the rows of whole sequences. o_relative, state_relative: |error| / |reference| in 2-norms over all of those.
     """
 
     o_ratio: float
     state_ratio: float
+    o_rms: float
+    state_rms: float
     o_relative: float
     state_relative: float
     heads: int
+    beginnings: int
 
 
 @dataclass(frozen=True)
@@ -248,6 +253,56 @@ def verdicts(report: Report) -> list[Verdict]:
                 if chosen:
                     found.append(_verdict(mode, clock, kind, chosen, *(bars if kind == "all" else (None, None))))
     return found
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """At how many shapes one error of `kda_forward` is no larger than that of every rival, and where it is farthest.
+
+    field: of `Accuracy`. times: the error over the smallest of the rivals' at `at`, the largest such over all shapes.
+    """
+
+    mode: Mode
+    field: str
+    shapes: int
+    no_larger: int
+    times: float
+    at: str
+
+    def __str__(self) -> str:
+        tensor, kind = self.field.split("_")
+        said = {"rms": "root mean square of error / budget", "ratio": "worst error / budget"}[kind]
+        rival = "chunk_kda of FLA" if self.mode == "computed" else "FlashKDA"
+        where = f"at {self.no_larger} of {self.shapes} shapes"
+        return f"{said} of {tensor}: no larger than that of {rival} {where}; {self.times:.2f} times it at {self.at}"
+
+
+def closeness(report: Report) -> list[Closeness]:
+    """One for each mode and each error / budget that was measured of ours and of a rival that goes chunk by chunk."""
+    found = []
+    for mode in BARS:
+        for name in ("o_rms", "state_rms", "o_ratio", "state_ratio"):
+            times = {}
+            for ours in report.measured:
+                if (ours.contender, ours.mode) != (OURS, mode) or ours.accuracy is None:
+                    continue
+                rivals = [
+                    getattr(one.accuracy, name)
+                    for one in report.measured
+                    if (one.shape, one.mode) == (ours.shape, mode) and one.contender not in (OURS, TOKENS)
+                    if one.accuracy
+                ]
+                if rivals:
+                    times[ours.shape] = _over(getattr(ours.accuracy, name), min(rivals))
+            if times:
+                at = max(times, key=lambda shape: times[shape])
+                no_larger = sum(value <= 1 for value in times.values())
+                found.append(Closeness(mode, name, len(times), no_larger, times[at], at))
+    return found
+
+
+def _over(mine: float, theirs: float) -> float:
+    return mine / theirs if theirs else inf if mine else 1.0
 
 
 def _verdict(

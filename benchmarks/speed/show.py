@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kda.tables.show import markdown_table
-from speed.results import Measured, Pair, Report, Spread, pairs, verdicts
+from speed.results import Measured, Pair, Report, Spread, closeness, pairs, verdicts
 from speed.shapes import MODES, Mode, Shape
 
 __all__ = ["markdown", "print_report", "print_table", "rows_of_accuracy", "rows_of_times", "shape_words"]
@@ -19,7 +19,10 @@ TIMES = (
     *("shape", "call", "graph", "fastest rival", "its call", "its graph", "x call", "x graph"),
     *("ideal", "two launches", "graph / two launches"),
 )
-ACCURACY = ("shape", "who", "rel. error o", "state", "error / budget o", "state", "extra MiB", "remarks")
+ACCURACY = (
+    *("shape", "who", "rel. error o", "state", "error / budget o", "state", "worst o", "worst state"),
+    *("extra MiB", "remarks"),
+)
 TITLES: dict[Mode, str] = {
     "computed": "Gates computed beforehand, beside FLA",
     "raw": "Norm, gate and sigmoid in the kernel, beside FlashKDA",
@@ -76,10 +79,11 @@ def rows_of_accuracy(report: Report, mode: Mode) -> list[tuple[str, ...]]:
 
 def _accuracy(one: Measured) -> tuple[str, ...]:
     found = one.accuracy
-    errors = ("-",) * 4
+    errors = ("-",) * 6
     if found:
-        relative = (f"{found.o_relative:.1e}", f"{found.state_relative:.1e}")
-        errors = (*relative, f"{found.o_ratio:.3f}", f"{found.state_ratio:.3f}")
+        relative = (f"{found.o_relative:.2e}", f"{found.state_relative:.2e}")
+        usual = (f"{found.o_rms:.2e}", f"{found.state_rms:.2e}")
+        errors = (*relative, *usual, f"{found.o_ratio:.3f}", f"{found.state_ratio:.3f}")
     memory = f"{one.extra_bytes / 2**20:.0f}" if one.extra_bytes else "-"
     remarks = "; ".join(x for x in (one.trouble, one.notes) if x)
     return (shape_words(Shape.parse(one.shape)), one.contender, *errors, memory, remarks)
@@ -117,7 +121,7 @@ def markdown(report: Report) -> str:
         if times:
             parts.append(f"### {TITLES[mode]}\n\n{markdown_table(TIMES, times)}")
             parts.append(markdown_table(ACCURACY, rows_of_accuracy(report, mode)))
-    said = [*map(str, verdicts(report)), *_first_calls(report), *report.remarks]
+    said = [*map(str, (*verdicts(report), *closeness(report))), *_first_calls(report), *report.remarks]
     parts += ["".join(f"* {line}\n" for line in said), f"{_machine(report)}\n"]
     return "\n".join(part for part in parts if part)
 
@@ -136,6 +140,8 @@ def print_report(report: Report, console: Console) -> None:
     for verdict in verdicts(report):
         colour = {True: "green", False: "red", None: "default"}[verdict.met]
         console.print(f"[{colour}]{escape(str(verdict))}[/]")
+    for line in closeness(report):
+        console.print(escape(str(line)))
     console.print(escape(_machine(report)) + f" {report.seconds:.0f} s.")
 
 

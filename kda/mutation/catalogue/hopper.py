@@ -24,7 +24,6 @@ _NORM = FormChoice(128, 128, normalise=True)
 _V_FIRST = FormChoice(128, 128, state=True, v_first=True)
 
 _X32 = "T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)"
-_X8 = "T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)"
 _FULL = "T.barrier_wait(full[t % stages], (t // stages) & 1)"
 _FULL_AT_ONCE = "T.barrier_wait(full[t % stages], (t // stages) & 1 ^ 1)"
 _Q_S = "T.wgmma_gemm(Qg_s[t % stages, :, :], state_s, o_f, clear_accum=True)"
@@ -901,17 +900,6 @@ HOPPER = (
         tokens=64,
     ),
     _mistake(
-        "scores-scattered-too-soon",
-        "a warpgroup that has its scores writes them over operands that the other still multiplies",
-        "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
-        _prep(
-            "the wait after the scores",
-            f"{_X8}\nT.wait_wgmma(0)\nT.sync_threads()",
-            f"{_X8}\nT.wait_wgmma(0)",
-        ),
-        tokens=_ROUND,
-    ),
-    _mistake(
         "scores-without-a-fence",
         "the operands of the scores are written by threads and read by tensor cores with no fence between the two",
         "cuLA #77 (a missing fence between proxies)",
@@ -1009,14 +997,6 @@ HOPPER = (
         "flash-linear-attention-npu #281 (a buffer overwritten while it is read)",
         _narrow("the wait for the readers of the state", "T.barrier_wait(state_read, t & 1)", ""),
         tokens=_ROUND,
-    ),
-    _mistake(
-        "V-tilde-taken-while-it-is-made",
-        "V~ is taken from an accumulator that tensor cores still add to",
-        "cuLA #77, tilelang #2699",
-        _wide("the wait for V~", "T.wait_wgmma(1)", ""),
-        tokens=_ROUND,
-        tile=_WIDE,
     ),
     _mistake(
         "values-cleared-without-a-fence",
