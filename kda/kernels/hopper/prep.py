@@ -99,7 +99,8 @@ _WIDENED = {
 #: What passes through the L2 cache once need not stay there, and leaves room for what was fetched ahead.
 PASSING = "evict_first"
 #: How many programs ahead `prep` has the inputs fetched into the L2 cache. 264 run at once. Measured on an H200 at 64
-#: heads of 8192 tokens: 480 us without, 439 us for 132, 486 us for 264, where what was fetched is gone when it is read.
+#: heads of 8192 tokens, when V was read here, too: 480 us without, 439 us for 132, 486 us for 264, where what was
+#: fetched is gone when it is read.
 AHEAD = 132
 
 
