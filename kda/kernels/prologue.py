@@ -15,7 +15,7 @@ from kda.kernels.dialect import ACCUM
 from kda.kernels.form import Beta, Gate
 from kda.references.prologue import EPSILON, LOG1P_TERMS, NORM_PART
 
-__all__ = ["exp", "log_gate", "normalise", "rate", "sigmoid", "softplus"]
+__all__ = ["divide_by_norms", "exp", "log_gate", "normalise", "rate", "sigmoid", "softplus"]
 
 
 def exp(x: Any) -> Any:
@@ -59,31 +59,46 @@ def rate(beta: Beta, raw: Any) -> Any:
     return sigmoid(raw) if beta == "logits" else 2.0 * sigmoid(raw)
 
 
-@T.macro
-def normalise(on, X, first, tokens, head, scratch, total, X_s):  # type: ignore[no-untyped-def]
+def normalise(on: Any, X: Any, first: Any, tokens: Any, head: Any, scratch: Any, total: Any, X_s: Any) -> None:
     """X_s[r] = x / sqrt(|x|^2 + EPSILON), x = X[first + r, head], zero where r >= tokens.
 
     scratch: a float32 tile of at least [DK / NORM_PART, C], total: a local one of [1]. The second load of X finds it in
     the cache; X_s is written once, as pipelining demands.
     """
-    C, DK = X_s.shape
+
+    def loaded(_: int, r: Any, d: Any) -> Any:
+        return T.if_then_else(r < tokens, T.Cast(ACCUM, X[first + r, head, d]), 0.0)
+
+    divide_by_norms(on, loaded, scratch, total, (X_s,))
+
+
+@T.macro
+def divide_by_norms(on, value, scratch, total, tiles):  # type: ignore[no-untyped-def]
+    """tiles[n][r] = x / sqrt(|x|^2 + EPSILON) rounded to the operand format, x[d] = value(n, r, d) in float32.
+
+    value may read tiles[n][r, d] itself. scratch: a float32 tile of at least [len(tiles) DK / NORM_PART, C], total: a
+    local one of [1].
+    """
+    C, DK = tiles[0].shape
     parts = DK // NORM_PART
+    each = tuple(range(len(tiles)))  # a range would be a loop of the program
     for group in T.serial(T.ceildiv(C * parts, on.lanes)):
         item = group * on.lanes + on.lane()
         if item < C * parts:
-            r = item // parts
-            total[0] = 0.0
-            for d in on.steps(NORM_PART):
-                x = T.if_then_else(r < tokens, T.Cast(ACCUM, X[first + r, head, item % parts * NORM_PART + d]), 0.0)
-                total[0] = total[0] + x * x
-            scratch[item % parts, r] = total[0]
-    for group in T.serial(T.ceildiv(C, on.lanes)):
-        r = group * on.lanes + on.lane()
-        if r < C:
+            for n in each:
+                total[0] = 0.0
+                for d in on.steps(NORM_PART):
+                    x = value(n, item // parts, item % parts * NORM_PART + d)
+                    total[0] = total[0] + x * x
+                scratch[n * parts + item % parts, item // parts] = total[0]
+    for group in T.serial(T.ceildiv(len(tiles) * C, on.lanes)):
+        item = group * on.lanes + on.lane()
+        if item < len(tiles) * C:
             total[0] = 0.0
             for part in on.steps(parts):
-                total[0] = total[0] + scratch[part, r]
-            scratch[0, r] = 1.0 / T.sqrt(total[0] + EPSILON)
-    for r, d in on.parallel(C, DK):
-        x = T.if_then_else(r < tokens, T.Cast(ACCUM, X[first + r, head, d]), 0.0)
-        X_s[r, d] = on.round(x * scratch[0, r])
+                total[0] = total[0] + scratch[item // C * parts + part, item % C]
+            scratch[item // C * parts, item % C] = 1.0 / T.sqrt(total[0] + EPSILON)
+    for n in each:
+        for r, d in on.parallel(C, DK):
+            x = value(n, r, d)
+            tiles[n][r, d] = T.Cast(tiles[n].dtype, on.round(x * scratch[n * parts, r]))

@@ -23,8 +23,8 @@ import tilelang.language as T
 from kda.kernels.chunk import LOG2_E
 from kda.kernels.dialect import ACCUM, APART, Dialect
 from kda.kernels.form import Form
-from kda.kernels.prologue import exp, log_gate, rate
-from kda.references.prologue import EPSILON, NORM_PART
+from kda.kernels.prologue import divide_by_norms, exp, log_gate, rate
+from kda.references.prologue import NORM_PART
 
 __all__ = ["LANES_PER_CHANNEL", "QUAD", "kda_steps"]
 
@@ -99,7 +99,7 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
             a_s = on.shared([C, DK], ACCUM)  # e^g
             beta_s = on.shared([C], ACCUM)
             o_s = on.shared([C, share, row], ACCUM)  # of q^T S, what each lane has
-            norm_s = on.shared([2, DK // NORM_PART, C], ACCUM)
+            norm_s = on.shared([2 * DK // NORM_PART, C], ACCUM)
 
             S = T.alloc_local([quads * QUAD, E], ACCUM)  # this lane's entries of the state
             k = T.alloc_local([quads * QUAD], ACCUM)
@@ -160,7 +160,7 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                 for r in on.parallel(C):
                     beta_s[r] = rate(form.beta, T.Cast(ACCUM, Beta[first + T.min(r, left - 1), hv]))
                 if form.normalise:
-                    _normalise(on, (Q_s, K_s), norm_s, total)
+                    divide_by_norms(on, lambda n, r, d: (Q_s, K_s)[n][r, d], norm_s, total, (Q_s, K_s))
 
                 for r in T.serial(T.min(left, C)):
                     for j in on.steps(E):
@@ -212,32 +212,6 @@ def kda_steps(on: Dialect, DK: int, DV: int, C: int, block_DV: int, num_stages: 
                                     S_N[s, hv, d0 + i, dv0 + e0 + j] = S[c * QUAD + i, j]
 
     return program
-
-
-@T.macro
-def _normalise(on, tiles, scratch, total):  # type: ignore[no-untyped-def]
-    """`kda.kernels.prologue.normalise` of two tiles that are loaded; scratch: [2, DK / NORM_PART, C]."""
-    C, DK = tiles[0].shape
-    parts = DK // NORM_PART
-    for group in T.serial(T.ceildiv(C * parts, on.lanes)):
-        item = group * on.lanes + on.lane()
-        if item < C * parts:
-            for n in (0, 1):
-                total[0] = 0.0
-                for d in on.steps(NORM_PART):
-                    x = tiles[n][item // parts, item % parts * NORM_PART + d]
-                    total[0] = total[0] + x * x
-                scratch[n, item % parts, item // parts] = total[0]
-    for group in T.serial(T.ceildiv(2 * C, on.lanes)):
-        item = group * on.lanes + on.lane()
-        if item < 2 * C:
-            total[0] = 0.0
-            for part in on.steps(parts):
-                total[0] = total[0] + scratch[item // C, part, item % C]
-            scratch[item // C, 0, item % C] = 1.0 / T.sqrt(total[0] + EPSILON)
-    for n in (0, 1):
-        for r, d in on.parallel(C, DK):
-            tiles[n][r, d] = T.Cast(ACCUM, on.round(tiles[n][r, d] * scratch[n, 0, r]))
 
 
 def _sum(o_s: Any, r: Any, j: Any) -> Any:

@@ -282,14 +282,16 @@ CALLS = (
         "norm-without-epsilon",
         "nothing is added to |x|^2: a row of zeros is divided by zero",
         "docs/forward.md (sqrt(|x|^2 + 1e-6))",
-        forward=_prologue(_NORM, "normalise", "the norm", "T.sqrt(total[0] + EPSILON)", "T.sqrt(total[0])"),
+        forward=_prologue(_NORM, "divide_by_norms", "the norm", "T.sqrt(total[0] + EPSILON)", "T.sqrt(total[0])"),
         law=OPERATION,
     ),
     Mistake(
         "epsilon-outside-the-root",
         "1e-6 is added to |x| instead of |x|^2",
         "docs/forward.md (sqrt(|x|^2 + 1e-6))",
-        forward=_prologue(_NORM, "normalise", "the norm", "T.sqrt(total[0] + EPSILON)", "(T.sqrt(total[0]) + EPSILON)"),
+        forward=_prologue(
+            _NORM, "divide_by_norms", "the norm", "T.sqrt(total[0] + EPSILON)", "(T.sqrt(total[0]) + EPSILON)"
+        ),
         law=OPERATION,
     ),
     Mistake(
@@ -297,7 +299,7 @@ CALLS = (
         "rows are divided by the root of their mean square, as in an RMS norm",
         "FLA (use_qk_l2norm_in_kernel: the sum of squares)",
         forward=_prologue(
-            _NORM, "normalise", "the norm", "T.sqrt(total[0] + EPSILON)", "T.sqrt(total[0] / DK + EPSILON)"
+            _NORM, "divide_by_norms", "the norm", "T.sqrt(total[0] + EPSILON)", "T.sqrt(total[0] / DK + EPSILON)"
         ),
         law=OPERATION,
     ),
@@ -306,7 +308,11 @@ CALLS = (
         "the norm is that of the first 16 channels",
         "FLA #1135 (channels past a bound)",
         forward=_prologue(
-            FormChoice(32, 16, normalise=True), "normalise", "the sum over parts", "on.steps(parts)", "on.steps(1)"
+            FormChoice(32, 16, normalise=True),
+            "divide_by_norms",
+            "the sum over parts",
+            "on.steps(parts)",
+            "on.steps(1)",
         ),
         law=OPERATION,
     ),
