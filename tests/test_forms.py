@@ -142,6 +142,27 @@ def same(call: Call, other: Call) -> bool:
     return torch.equal(call.o, other.o) and (states == (None, None) or torch.equal(*states))
 
 
+def assert_alone_among_others(call: Call, other: float, launched) -> None:
+    """With all that is not sequence s at `other`, its rows and its state are the same, and no row of none is written.
+
+    launched: runs the call that it is given, and returns it. s: each sequence in turn.
+    """
+    whole = launched(copied(call))
+    of_none = torch.ones(len(call.o), dtype=bool)
+    of_none[members(call)[0].start : members(call)[-1].stop] = False
+    assert of_none.any()
+    for s, rows in enumerate(members(call)):
+        poisoned = {name: torch.full_like(getattr(call, name), other) for name in ("q", "k", "v", "g", "beta")}
+        for name, tensor in poisoned.items():
+            tensor[rows] = getattr(call, name)[rows]
+        poisoned["initial_state"] = torch.full_like(call.initial_state, other)
+        poisoned["initial_state"][s] = call.initial_state[s]
+        got = launched(copied(call, **poisoned))
+        assert torch.equal(got.o[rows], whole.o[rows]), s
+        assert torch.equal(got.final_state[s], whole.final_state[s]), s
+        assert (got.o[of_none] == UNTOUCHED).all()
+
+
 def chunkwise(inputs: Inputs, precision: Format, exp2, scale: float):
     """`ref_forward` with the chunks of `tile`."""
     return ref_forward(inputs, 32, 16, precision, exp2, scale=scale)
@@ -306,21 +327,7 @@ def test_no_sequences():
 @pytest.mark.parametrize("other", [torch.nan, torch.inf])
 @pytest.mark.parametrize("form", FORMS, ids=["f16", "bf16", "f32", "raw"])
 def test_nothing_of_a_neighbour_is_read_or_written(form, other):
-    """Everything that is not sequence s is poison; its rows and its state come out as before, and no other row."""
-    call = call_of(form)
-    whole = launched(copied(call))
-    for s, rows in enumerate(members(call)):
-        poisoned = {name: torch.full_like(getattr(call, name), other) for name in ("q", "k", "v", "g", "beta")}
-        for name, tensor in poisoned.items():
-            tensor[rows] = getattr(call, name)[rows]
-        poisoned["initial_state"] = torch.full_like(call.initial_state, other)
-        poisoned["initial_state"][s] = call.initial_state[s]
-        got = launched(copied(call, **poisoned))
-        assert torch.equal(got.o[rows], whole.o[rows]), s
-        assert torch.equal(got.final_state[s], whole.final_state[s]), s
-        of_none = torch.ones(len(call.o), dtype=bool)
-        of_none[members(call)[0].start : members(call)[-1].stop] = False
-        assert (got.o[of_none] == UNTOUCHED).all()
+    assert_alone_among_others(call_of(form), other, launched)
 
 
 def test_rows_of_another_sequence_keep_what_was_there():

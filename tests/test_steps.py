@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from test_forms import FEATURES, LENGTHS, ROWS, UNTOUCHED, call_of, copied, members, mirror, of_row, plain, same
+from test_forms import (
+    FEATURES,
+    LENGTHS,
+    ROWS,
+    assert_alone_among_others,
+    call_of,
+    copied,
+    members,
+    mirror,
+    of_row,
+    plain,
+    same,
+)
 
 from kda.case import Case
 from kda.diagnosis.stages import first_wrong_stage
@@ -164,20 +176,7 @@ def test_packed_is_each_sequence_alone_on_any_tile(form):
 @pytest.mark.parametrize("other", [torch.nan, torch.inf])
 @pytest.mark.parametrize("form", FORMS, ids=["f16", "raw"])
 def test_nothing_of_a_neighbour_is_read_or_written(form, other):
-    call = call_of(form)
-    whole = launched(copied(call))
-    of_none = torch.ones(len(call.o), dtype=bool)
-    of_none[members(call)[0].start : members(call)[-1].stop] = False
-    for s, rows in enumerate(members(call)):
-        poisoned = {name: torch.full_like(getattr(call, name), other) for name in ("q", "k", "v", "g", "beta")}
-        for name, tensor in poisoned.items():
-            tensor[rows] = getattr(call, name)[rows]
-        poisoned["initial_state"] = torch.full_like(call.initial_state, other)
-        poisoned["initial_state"][s] = call.initial_state[s]
-        got = launched(copied(call, **poisoned))
-        assert torch.equal(got.o[rows], whole.o[rows]), s
-        assert torch.equal(got.final_state[s], whole.final_state[s]), s
-        assert (got.o[of_none] == UNTOUCHED).all()
+    assert_alone_among_others(call_of(form), other, launched)
 
 
 def test_an_empty_sequence_hands_its_state_on():
