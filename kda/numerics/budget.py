@@ -8,13 +8,14 @@ from token to token, it only fades with the gate. docs/tolerances.md derives eve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 
 from kda.formats import BF16, F32, F64, Format
 from kda.numerics.domain import chunk_gamma, gate_window
 from kda.numerics.inverse import Roundings, inverse_error
+from kda.numerics.recurrence import run_chunk
 from kda.problem import Inputs, Outputs
 
 __all__ = ["Budget", "Judged", "Units", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
@@ -239,136 +240,109 @@ def judge(
     # and in the state. Their errors are equal where the inputs are, so they do not cancel.
     lost = units.floor / 2 * (sizes.DK + min(C, sizes.N) + 1)
     u, tiny = units.operand, units.tiny + lost
-    a = np.exp(inputs.g)
     root = sqrt(sizes.DK)
     S = inputs.state()
     E = np.zeros((sizes.B, sizes.H, sizes.DV))  # error of each column of the state, 2-norm over DK
     R = np.zeros((sizes.B, sizes.H, sizes.DK))  # error of each row of the state, 2-norm over DV
-    written = np.zeros_like(E)  # sum of |w| since the chunk began
-    plain = np.zeros_like(E)  # sum of |k|_1 |w| since the chunk began, times `normal`
-    amplified = np.zeros_like(E)  # sum of |k e^-gamma|_1 |w| since the (sub-)chunk began, times `normal`
-    o = np.empty((sizes.B, sizes.N, sizes.H, sizes.DV))
-    row = np.empty((sizes.B, sizes.N, sizes.H))
+    o = np.empty((sizes.N, sizes.B, sizes.H, sizes.DV))
+    row = np.empty((sizes.N, sizes.B, sizes.H))
 
-    k_norms = np.linalg.norm(inputs.k, axis=-1)
-    q_norms = np.linalg.norm(inputs.q, axis=-1)
-    growth = np.maximum(1.0, np.abs(1.0 - inputs.beta * k_norms**2))  # |I - beta k k^T|_2; 1 for unit keys
-    a_max = a.max(axis=-1)
-    v_abs = np.abs(inputs.v)
-    k_abs = np.abs(inputs.k)
-    q_squared, k_squared = inputs.q**2, inputs.k**2
-    # q e^gamma and k e^gamma where they are subnormal: q_lost `[B, N, H, DK]` meets the state that has not decayed and
+    # From here on the first axis of what has tokens: those of a chunk are looked at together.
+    q, k, v, a = (np.moveaxis(x, 1, 0) for x in (inputs.q, inputs.k, inputs.v, np.exp(inputs.g)))
+    beta = np.moveaxis(inputs.beta, 1, 0)[..., None]
+    q_abs, k_abs = np.abs(q), np.abs(k)
+    k_norm, q_norm = (np.linalg.norm(x, axis=-1, keepdims=True) for x in (k, q))
+    growth = np.maximum(1.0, np.abs(1.0 - beta * k_norm**2))  # |I - beta k k^T|_2; 1 for unit keys
+    a_max = a.max(axis=-1, keepdims=True)
+    # q e^gamma and k e^gamma where they are subnormal: q_lost `[N, B, H, DK]` meets the state that has not decayed and
     # k e^-gamma, k_lost k e^-gamma alone. A gate with a deeper gamma is refused by a kernel that splits the exponent.
     window = gate_window(C, sub_C)
-    small = np.exp(np.maximum(chunk_gamma(inputs.g, window), log(units.normal)))
-    q_lost, k_lost = (_underflow(x * small, units) for x in (np.abs(inputs.q), k_abs))
+
+    def decayed(window: int, least: float) -> np.ndarray:
+        return np.moveaxis(np.exp(np.maximum(chunk_gamma(inputs.g, window), least)), 1, 0)
+
+    least = log(units.normal)
+    small = decayed(window, least)
+    q_lost, k_lost = (_underflow(x * small, units) for x in (q_abs, k_abs))
     border = 2 * window if inverse else C
     while border < C:  # a token that was not near the border of a sub-chunk may be near that of a larger block
-        since = np.exp(np.maximum(chunk_gamma(inputs.g, border), log(units.normal)))
+        since = decayed(border, least)
         q_lost, k_lost = (
-            np.maximum(lost_, _underflow(x * since, units))
-            for lost_, x in ((q_lost, np.abs(inputs.q)), (k_lost, k_abs))
+            np.maximum(lost_, _underflow(x * since, units)) for lost_, x in ((q_lost, q_abs), (k_lost, k_abs))
         )
         border *= 2
-    q_lost_norms = np.linalg.norm(q_lost, axis=-1)
+    q_lost_norm = np.linalg.norm(q_lost, axis=-1, keepdims=True)
     if window < C or pairs:  # the state has not decayed since the chunk began, whatever gamma started anew since
-        since = np.exp(chunk_gamma(inputs.g, C))
-        q_lost_norms = np.linalg.norm(_underflow(np.abs(inputs.q) * since, units), axis=-1)
+        q_lost_norm = np.linalg.norm(_underflow(q_abs * decayed(C, -inf), units), axis=-1, keepdims=True)
     # In units of `normal`, for e^-gamma overflows nearly in every format.
-    q_lost_max, k_lost_max = q_lost.max(axis=-1) / units.normal, k_lost.max(axis=-1) / units.normal
-    weights = (k_abs * (units.normal / small)).sum(-1)
+    q_lost_max, k_lost_max = (x.max(axis=-1, keepdims=True) / units.normal for x in (q_lost, k_lost))
+    weights = (k_abs * (units.normal / small)).sum(-1, keepdims=True)
     if pairs:  # no k e^-gamma: what is lost of k e^gamma and q e^gamma meets keys of earlier sub-chunks alone
         weights = np.zeros_like(weights)
 
-    for t in range(sizes.N):
-        if t % C == 0:
-            written[...] = plain[...] = amplified[...] = 0.0
-            at_start = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
-            reached = np.zeros((sizes.B, sizes.H, sizes.DK), dtype=bool)  # the channels that W is not zero in
-            start, decay = S.copy(), np.ones((sizes.B, sizes.H, sizes.DK, 1))
-            if inverse:
-                sizes_of_errors = Roundings(u, tiny, units.normal, units.merge, units.steep)
-                of_inverse = inverse_error(inputs.tokens(t, t + C), S, sizes_of_errors)
-        elif t % window == 0:  # keys of earlier sub-chunks come with a factor of at most 1
-            amplified[...] = plain
-        k, beta = inputs.k[:, t], inputs.beta[:, t, :, None]
-        k_norm = k_norms[:, t, :, None]
-        S *= a[:, t, :, :, None]
-        decay *= a[:, t, :, :, None]
-        recalled = (k[:, :, None, :] @ S)[:, :, 0]
-        w = beta * (inputs.v[:, t] - recalled)
-        # What is left of the state at the chunk's start, beside which S holds the chunk's own writes.
-        kept = start * decay if at_start.any() else None
-        before = _rounded_twice(S, kept, k, k_norm, k_squared[:, t], recalled)
-        S += k[..., None] * w[:, :, None, :]
-        o[:, t] = (inputs.q[:, t][:, :, None, :] @ S)[:, :, 0]
-
-        w_abs = np.abs(w)
-        room = w_abs if inverse else np.maximum(w_abs, beta * v_abs[:, t])
-        local = u * (beta * before + w_abs + room)
+    for begin in range(0, sizes.N, C):
+        at = slice(begin, begin + C)
+        at_start = np.sqrt(np.einsum("bhde,bhde->bhe", S, S))
         if inverse:
-            local += of_inverse[:, :, t % C] + lost * np.maximum(beta - 1, 0)  # beta multiplies sums that lost so much
-        # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma.
-        reached |= k != 0
-        w_lost = tiny * np.sqrt(reached.sum(-1, keepdims=True)) * (beta if inverse else beta > 0)
-        local += tiny * (1 + beta * (k_norm * root + written)) + w_lost * at_start
-        local += beta * k_lost_max[:, t, :, None] * amplified
-        if window < C:  # that factor, too, may be subnormal
-            local += tiny * root * beta * k_norm * written
-            plain += units.normal * k_abs[:, t].sum(-1)[..., None] * w_abs
-        written += w_abs
-        amplified += weights[:, t, :, None] * w_abs
-        carried = a_max[:, t, :, None] * E
-        row_local = np.sqrt((local * local).sum(-1))
-        reach = (beta[..., 0] * k_norm[..., 0]) * np.sqrt((carried * carried).sum(-1)) + row_local
-        R = a[:, t] * R + k_abs[:, t] * reach[..., None]
-        E = growth[:, t, :, None] * carried + k_norm * local
-        after = _rounded_twice(S, kept, inputs.q[:, t], q_norms[:, t, :, None], q_squared[:, t], o[:, t])
-        if units.step:  # S Diag(a), then + k w: each entry is rounded twice at every token
-            E += units.step * np.sqrt((S * S).sum(-2))
-            R += units.step * np.sqrt((S * S).sum(-1))
-        if t % C == C - 1 or t == sizes.N - 1:
-            # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are
-            # added; k e^(gamma_C - gamma_r) may be subnormal.
-            start *= decay
-            squares = start * start
-            E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written + lost)
-            R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
-            R += (tiny * np.sqrt((written * written).sum(-1)))[..., None]
-        bound = q_norms[:, t, :, None] * (E + tiny * root) + u * after + tiny * (1 + written)
-        bound += q_lost_norms[:, t, :, None] * at_start + q_lost_max[:, t, :, None] * amplified
-        if window < C:
-            bound += tiny * root * q_norms[:, t, :, None] * written
-        bound += units.output * np.abs(o[:, t])
-        row[:, t] = np.sqrt((bound * bound).sum(-1))
+            sizes_of_errors = Roundings(u, tiny, units.normal, units.merge, units.steep)
+            of_inverse = np.moveaxis(inverse_error(inputs.tokens(begin, begin + C), S, sizes_of_errors), 2, 0)
+        chunk = run_chunk(q[at], k[at], v[at], a[at], beta[at], S, norms=units.step > 0)
+        S, o[at] = chunk.S, chunk.o
 
+        w_abs = np.abs(chunk.w)
+        written = np.cumsum(w_abs, axis=0)  # sum of |w| since the chunk began
+        plain = np.cumsum(units.normal * k_abs[at].sum(-1, keepdims=True) * w_abs, axis=0)  # of |k|_1 |w|, too
+        amplified = weights[at] * w_abs  # sum of |k e^-gamma|_1 |w| since the (sub-)chunk began, times `normal`
+        amplified_before = np.zeros_like(w_abs)
+        for first in range(0, len(w_abs), window):
+            sums = amplified[first : first + window]
+            if first:  # keys of earlier sub-chunks come with a factor of at most 1
+                amplified_before[first] = plain[first - 1]
+                sums[0] += plain[first - 1]
+            np.cumsum(sums, axis=0, out=sums)
+            amplified_before[first + 1 : first + window] = sums[:-1]
+        room = w_abs if inverse else np.maximum(w_abs, beta[at] * np.abs(v[at]))
+        local = u * (beta[at] * chunk.recalled + w_abs + room)
+        if inverse:
+            local += of_inverse + lost * np.maximum(beta[at] - 1, 0)  # beta multiplies sums that lost so much
+        # V~, L and S may be subnormal, and so may W, which meets the state that has not decayed, and k e^gamma. W is
+        # not zero in the channels that a key has reached.
+        reached = np.logical_or.accumulate(k[at] != 0, axis=0).sum(-1, keepdims=True)
+        written_before = np.concatenate([np.zeros_like(w_abs[:1]), written[:-1]])
+        local += tiny * (1 + beta[at] * (k_norm[at] * root + written_before))
+        local += tiny * np.sqrt(reached) * (beta[at] if inverse else beta[at] > 0) * at_start
+        local += beta[at] * k_lost_max[at] * amplified_before
+        if window < C:  # that factor, too, may be subnormal
+            local += tiny * root * beta[at] * k_norm[at] * written_before
+
+        row_local = np.sqrt((local * local).sum(-1, keepdims=True))
+        of_columns = np.empty_like(local)
+        for i, t in enumerate(range(begin, min(begin + C, sizes.N))):
+            carried = a_max[t] * E
+            reach = beta[t] * k_norm[t] * np.sqrt((carried * carried).sum(-1, keepdims=True)) + row_local[i]
+            R = a[t] * R + k_abs[t] * reach
+            E = growth[t] * carried + k_norm[t] * local[i]
+            if units.step:  # S Diag(a), then + k w: each entry is rounded twice at every token
+                E += units.step * chunk.columns[i]
+                R += units.step * chunk.rows[i]
+            of_columns[i] = E
+        # The state moves on: Diag(e^gamma_C) S is rounded before the chunk's writes, which may cancel it, are added;
+        # k e^(gamma_C - gamma_r) may be subnormal.
+        squares = chunk.kept * chunk.kept
+        E += units.state * np.sqrt(squares.sum(-2)) + root * (tiny * written[-1] + lost)
+        R += units.state * np.sqrt(squares.sum(-1)) + lost * sqrt(sizes.DV)
+        R += tiny * np.sqrt((written[-1] * written[-1]).sum(-1, keepdims=True))
+        of_columns[-1] = E
+        bound = q_norm[at] * (of_columns + tiny * root) + u * chunk.asked + tiny * (1 + written)
+        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified
+        if window < C:
+            bound += tiny * root * q_norm[at] * written
+        bound += units.output * np.abs(o[at])
+        row[at] = np.sqrt((bound * bound).sum(-1))
+
+    o, row = (np.moveaxis(x, 0, 1) for x in (o, row))
     state_row = np.minimum(R, np.sqrt((E * E).sum(-1))[..., None])
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
-
-
-def _rounded_twice(
-    S: np.ndarray, kept: np.ndarray | None, x: np.ndarray, norm: np.ndarray, squared: np.ndarray, product: np.ndarray
-) -> np.ndarray:
-    """The error of x . S `[B, H, DV]`, both of whose factors were rounded, in unit roundoffs.
-
-    kept: a part of S that is multiplied apart from the rest; each may cancel the other, and not its errors. x
-    `[B, H, DK]`; norm: |x| `[B, H, 1]`; squared: x^2; product: x . S. Of many independent errors |x| |S| is far above
-    what remains (Cauchy and Schwarz). Where one term is alone, or all are equal and so are their errors, nothing
-    averages out, and each factor costs one roundoff.
-    """
-    weights = np.stack([np.ones_like(squared), squared], axis=-2)
-    spread, alone = np.moveaxis(weights @ (S * S), -2, 0)
-    if kept is None:
-        return np.maximum(norm * np.sqrt(spread), 2 * np.maximum(np.sqrt(alone), np.abs(product)))
-    spread_kept, alone_kept = np.moveaxis(weights @ (kept * kept), -2, 0)
-    spread_both, alone_both = np.moveaxis(weights @ (S * kept), -2, 0)
-    # Of S - kept: sums of squares, which roundings may leave below 0.
-    spread_rest = np.maximum(spread - 2 * spread_both + spread_kept, 0.0)
-    alone_rest = np.maximum(alone - 2 * alone_both + alone_kept, 0.0)
-    of_kept = (x[:, :, None, :] @ kept)[:, :, 0]
-    terms = np.maximum(np.sqrt(alone), np.sqrt(alone_kept) + np.sqrt(alone_rest))
-    sums = np.maximum(np.abs(product), np.abs(of_kept) + np.abs(product - of_kept))
-    return np.maximum(norm * np.sqrt(np.maximum(spread, spread_kept + spread_rest)), 2 * np.maximum(terms, sums))
 
 
 def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
