@@ -8,7 +8,11 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+import gc  # noqa: E402
 from importlib import import_module  # noqa: E402
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 from kda.kernels import compile as compiling  # noqa: E402
 from kda.mutation import campaign  # noqa: E402
@@ -29,3 +33,14 @@ SHIPPED = compiling.C_FLAGS
 compiling.C_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in compiling.C_FLAGS)
 compiling.tilelang()
 campaign.laws()
+
+
+@settings(max_examples=1, database=None)
+@given(st.booleans())
+def search(_: bool) -> None:
+    """The first search of a process collects garbage and reads the source of every module of ours that is loaded."""
+
+
+search()
+# Nothing above is garbage: no process needs to look through it again.
+gc.freeze()
