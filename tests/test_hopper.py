@@ -55,12 +55,7 @@ class Buffer:
 
 
 def lowered(program, passes):
-    from tilelang import tvm
-    from tilelang.engine.lower import create_backend_context, lower_with_context
-
-    context = create_backend_context({"kind": "cuda", "arch": "sm_90a"}, None, "auto")
-    with tvm.transform.PassContext(opt_level=3, config=passes), context.target:
-        return lower_with_context(program, context).kernel_source
+    return compiling.generated_source(program, {"kind": "cuda", "arch": "sm_90a"}, passes)
 
 
 def program(which, form, width):

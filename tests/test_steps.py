@@ -409,16 +409,11 @@ def source(form: Form, DK=128, DV=128, C=8, block_DV=64) -> str:
     from kda.kernels import compile as compiling
 
     compiling.tilelang()
-    from tilelang import tvm
-    from tilelang.engine.lower import create_backend_context, lower_with_context
-
     from kda.kernels.dialect import CudaDialect
 
     on = CudaDialect(form.operand, with_threads(Tile(C, block_DV, form.operand)).threads)
-    context = create_backend_context({"kind": "cuda", "arch": "sm_90a"}, None, "auto")
     program = steps.kda_steps(on, DK, DV, C, block_DV, 0, form)
-    with tvm.transform.PassContext(opt_level=3, config=compiling.CUDA_PASSES), context.target:
-        return lower_with_context(program, context).kernel_source
+    return compiling.generated_source(program, {"kind": "cuda", "arch": "sm_90a"}, compiling.CUDA_PASSES)
 
 
 def walk(code: str) -> list[str]:

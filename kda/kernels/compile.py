@@ -1,4 +1,4 @@
-"""Compiling TileLang programs: once per kernel and machine, however many processes ask.
+"""Compiling and lowering TileLang programs: once per program and machine, however many processes ask.
 
 TileLang keeps compiled kernels on disk but lets N processes compile the same one N times. Here a file lock per kernel
 makes the others wait and then load it. The cache lives in `$KDA_CACHE_DIR` (default `~/.cache/kda-properties`), in a
@@ -27,6 +27,7 @@ __all__ = [
     "available_targets",
     "cache_dir",
     "compile_program",
+    "generated_source",
     "hopper_targets",
     "multiprocessors",
     "resolve_target",
@@ -141,7 +142,7 @@ def compile_program(
         import torch
 
         identity.append(torch.cuda.get_device_capability())
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+    key = _key(identity)
 
     locks = cache_dir() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
@@ -154,3 +155,31 @@ def compile_program(
             COUNTS.compiles += 1
             stamp.touch()
     return kernel
+
+
+def generated_source(traced: Any, target: str | dict[str, str], passes: Mapping[str, object]) -> str:
+    """The C or CUDA source that TileLang generates for a traced program, from the cache where it is there.
+
+    target: "c", "cuda", or one with its architecture, such as {"kind": "cuda", "arch": "sm_90a"}. passes: TileLang's
+    options. Raises what TileLang raises.
+    """
+    tl = tilelang()
+    from tilelang import tvm
+    from tilelang.engine.lower import create_backend_context, lower_with_context
+
+    context = create_backend_context(target, None, "auto")
+    identity = [traced.script(show_meta=True), str(context.target), dict(passes), tl.__version__]
+    kept = cache_dir() / "sources" / _key(identity)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            with tvm.transform.PassContext(opt_level=3, config=dict(passes)), context.target:
+                source = lower_with_context(traced, context).kernel_source
+            whole = kept.with_suffix(".new")  # a process that dies leaves no half of it
+            whole.write_text(source, "utf-8")
+            whole.replace(kept)
+    return kept.read_text("utf-8")
+
+
+def _key(identity: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]

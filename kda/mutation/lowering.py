@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kda.formats import F16
-from kda.kernels.compile import CUDA_PASSES, Target, tilelang
+from kda.kernels.compile import CUDA_PASSES, Target, generated_source, tilelang
 from kda.kernels.launch import CHUNK, FORWARD
 from kda.mutation.operators import Generated
 from kda.problem import Tile
@@ -43,13 +43,7 @@ def lowered(source: str, function: str, target: Target = "c", tile: Tile = TILE,
     Raises what the module or TileLang raises.
     """
     program = _program(source, function, target, tile, DK, DV)
-    from tilelang import tvm
-    from tilelang.engine.lower import create_backend_context, lower_with_context
-
-    context = create_backend_context(target, None, "auto")
-    passes = {} if target == "c" else CUDA_PASSES
-    with tvm.transform.PassContext(opt_level=3, config=passes), context.target:
-        return lower_with_context(program, context).kernel_source
+    return generated_source(program, target, {} if target == "c" else CUDA_PASSES)
 
 
 def _program(source: str, function: str, target: Target, tile: Tile, DK: int, DV: int) -> Any:
