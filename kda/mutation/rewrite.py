@@ -52,7 +52,7 @@ def rewritten(source: str, function: str, edits: Sequence[Edit]) -> str:
     for edit in edits:
         name = function if edit.function is None else edit.function
         _apply(_function(tree, name), edit, name or "the module")
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    return ast.unparse(tree) + "\n"
 
 
 @dataclass(frozen=True)
