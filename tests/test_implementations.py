@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from kda.formats import BF16, F16, F32, F64
 from kda.implementations import Memory, MemoryViolation, implementation, implementation_names
 from kda.implementations.builtin import _plain_call
 from kda.implementations.on_torch import TorchImplementation
-from kda.kernels.compile import COUNTS
+from kda.kernels.compile import COUNTS, generated_source, tilelang
 from kda.kernels.launch import ALIGNMENT, compiled_kernel
 from kda.malformed import outcome, refusal
 from kda.numerics.domain import DomainError
@@ -262,7 +264,7 @@ import time
 
 from kda.case import Case
 from kda.implementations import implementation
-from kda.kernels.compile import COUNTS, tilelang
+from kda.kernels.compile import COUNTS, generated_source, tilelang, tilelang
 
 original, spans = tilelang().compile, []
 
@@ -305,6 +307,47 @@ def test_a_kernel_is_compiled_once_on_a_machine(tmp_path):
     (third,) = processes(1, tmp_path)
     assert third["counts"] == [0, 1, 1]
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*.so")) == libraries
+
+
+class Traced:
+    """In place of a traced program: its script."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def script(self, show_meta):
+        return self.text
+
+
+def test_a_program_is_lowered_once_on_a_machine(tmp_path, monkeypatch):
+    """For each script, target and choice of passes; what cannot be lowered leaves nothing."""
+    tilelang()
+    asked = []
+
+    def lowers(program, context):
+        asked.append(program.text)
+        if program.text == "refused":
+            raise ValueError("refused")
+        return SimpleNamespace(kernel_source=f"{program.text}, number {len(asked)}")
+
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(import_module("tilelang.engine.lower"), "lower_with_context", lowers)
+    hopper = {"kind": "cuda", "arch": "sm_90a"}
+    questions = [
+        (Traced("one"), "c", {}),
+        (Traced("other"), "c", {}),
+        (Traced("one"), hopper, {}),
+        (Traced("one"), hopper | {"arch": "sm_80"}, {}),
+        (Traced("one"), hopper, {"tl.disable_warp_specialized": True}),
+    ]
+    answers = [generated_source(*question) for question in questions]
+    assert len(set(answers)) == len(asked) == len(questions)
+    assert [generated_source(*question) for question in questions] == answers
+    assert len(asked) == len(questions)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="refused"):
+            generated_source(Traced("refused"), "c", {})
+    assert asked[len(questions) :] == ["refused", "refused"]
 
 
 # Computed or refused

@@ -17,6 +17,7 @@ from kda.case import Case
 from kda.formats import BF16, F16, F32, F64, FORMATS, Format, format_named
 from kda.implementations import implementation
 from kda.implementations.builtin import Mirror
+from kda.numerics import recurrence
 from kda.numerics.budget import Budget, Judged, Units, doubling_units, judge, mirror_units, operand_units
 from kda.numerics.compare import all_finite, compare, difference
 from kda.numerics.domain import DomainError, chunk_gamma, gate_domain, scaled_to, worst_place
@@ -495,6 +496,21 @@ def test_the_mirror_of_a_format_fails_the_budget_of_a_finer_one():
                 failed += worst_ratio(mirrored(case, inputs, coarse), found.outputs, found.budget) > 1
         assert total > number / 2
         assert failed > share * total, (coarse, fine, failed, total)
+
+
+@pytest.mark.parametrize("dtype", [F16, F64], ids=str)
+def test_how_many_tokens_are_looked_at_together_changes_no_bit(dtype, monkeypatch):
+    for case in drawn(dtype, 20, states=("gauss",), min_tokens=2):
+        inputs = case.inputs()
+        found = judged(inputs, case.C, dtype)
+        for tokens in (1, 3):
+            monkeypatch.setattr(recurrence, "BLOCK", tokens * inputs.state().size)
+            again = judged(inputs, case.C, dtype)
+            for part in ("outputs", "budget"):
+                for name in ("o", "final_state"):
+                    one, other = (getattr(getattr(x, part), name) for x in (found, again))
+                    np.testing.assert_array_equal(one, other, f"{part}.{name}, {tokens} at once, of {case}")
+        monkeypatch.undo()
 
 
 def test_the_budget_grows_with_every_unit():

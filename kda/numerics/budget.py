@@ -244,10 +244,11 @@ def judge(
     S = inputs.state()
     E = np.zeros((sizes.B, sizes.H, sizes.DV))  # error of each column of the state, 2-norm over DK
     R = np.zeros((sizes.B, sizes.H, sizes.DK))  # error of each row of the state, 2-norm over DV
-    o = np.empty((sizes.N, sizes.B, sizes.H, sizes.DV))
-    row = np.empty((sizes.N, sizes.B, sizes.H))
+    o = np.empty((sizes.B, sizes.N, sizes.H, sizes.DV))
+    row = np.empty((sizes.B, sizes.N, sizes.H))
 
-    # From here on the first axis of what has tokens: those of a chunk are looked at together.
+    # Below, what has tokens has them on its first axis: those of a chunk are looked at together.
+    o_by_token, row_by_token = np.moveaxis(o, 1, 0), np.moveaxis(row, 1, 0)
     q, k, v, a = (np.moveaxis(x, 1, 0) for x in (inputs.q, inputs.k, inputs.v, np.exp(inputs.g)))
     beta = np.moveaxis(inputs.beta, 1, 0)[..., None]
     q_abs, k_abs = np.abs(q), np.abs(k)
@@ -287,7 +288,7 @@ def judge(
             sizes_of_errors = Roundings(u, tiny, units.normal, units.merge, units.steep)
             of_inverse = np.moveaxis(inverse_error(inputs.tokens(begin, begin + C), S, sizes_of_errors), 2, 0)
         chunk = run_chunk(q[at], k[at], v[at], a[at], beta[at], S, norms=units.step > 0)
-        S, o[at] = chunk.S, chunk.o
+        S, o_by_token[at] = chunk.S, chunk.o
 
         w_abs = np.abs(chunk.w)
         written = np.cumsum(w_abs, axis=0)  # sum of |w| since the chunk began
@@ -337,10 +338,9 @@ def judge(
         bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified
         if window < C:
             bound += tiny * root * q_norm[at] * written
-        bound += units.output * np.abs(o[at])
-        row[at] = np.sqrt((bound * bound).sum(-1))
+        bound += units.output * np.abs(chunk.o)
+        row_by_token[at] = np.sqrt((bound * bound).sum(-1))
 
-    o, row = (np.moveaxis(x, 0, 1) for x in (o, row))
     state_row = np.minimum(R, np.sqrt((E * E).sum(-1))[..., None])
     return Judged(Outputs(o, S), Budget(row, state_row + tiny * root))
 

@@ -1,6 +1,6 @@
 """One chunk of reference A, and what two roundings cost every product of a row and a state: the inner loop of `judge`.
 
-A state depends on the one before it and is made token by token; what is read off the states is read off several at once.
+A state depends on the one before it and is made token by token; what is read off them is read off several at once.
 """
 
 from __future__ import annotations
