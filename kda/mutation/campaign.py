@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import CONSTS, ProcessExpired, ProcessPool
 
 from kda.case import Case
 from kda.formats import Format, format_named
@@ -296,6 +296,8 @@ def _begun(folder: Path, worker: str) -> Path:
 @functools.cache
 def server() -> Any:
     """The context whose processes are forked from one that has everything imported."""
+    # Seconds until a pool sees that a process ended: most run for less than one.
+    CONSTS.sleep_unit = 0.01
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["kda.mutation.warm"])
     return context
