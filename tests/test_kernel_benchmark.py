@@ -383,12 +383,23 @@ def forward(monkeypatch):
     return module
 
 
+def called(shape):
+    """The inputs of a call with gates computed beforehand, and what `kda_forward` makes of them."""
+    (given,) = inputs.made(shape, "computed", "cpu", number=1)
+    (ours,) = contenders.contenders("computed", shape, None)
+    return given, *ours.call(given)
+
+
+def errors_of(shape, given, outputs):
+    return accuracy.accuracies(measure.taken(shape, given, {"ours": outputs}))["ours"]
+
+
 @pytest.mark.parametrize("mode", shapes.MODES)
 @pytest.mark.parametrize("shape", shapes.DRY, ids=str)
 def test_a_right_result_has_the_errors_of_its_last_rounding(shape, mode, forward):
     (given,) = inputs.made(shape, mode, "cpu", number=1)
     (ours,) = contenders.contenders(mode, shape, None)
-    found = accuracy.accuracies(measure.taken(shape, given, {"ours": ours.call(given)}))["ours"]
+    found = errors_of(shape, given, ours.call(given))
     assert found["heads"] + found["beginnings"] == len(shape.sequences) * shape.H
     assert found["o_rms"] < found["o_ratio"]
     assert 1e-4 < found["o_relative"] < 2**-8
@@ -429,40 +440,34 @@ def test_beginnings_are_of_other_heads_and_spread_over_the_batch():
 
 def test_the_first_chunk_of_a_beginning_alone_counts_and_no_state(forward):
     shape = Shape(1, 70, 3)
-    (given,) = inputs.made(shape, "computed", "cpu", number=1)
-    (ours,) = contenders.contenders("computed", shape, None)
-    o, state = ours.call(given)
-    right = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    given, o, state = called(shape)
+    right = errors_of(shape, given, (o, state))
     assert (right["heads"], right["beginnings"]) == (2, 1)
     o[0, 64:, 1] += 1
     state[0, 1] += 1
-    assert accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"] == right
+    assert errors_of(shape, given, (o, state)) == right
     o[0, 63, 1] += 1
-    wrong = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    wrong = errors_of(shape, given, (o, state))
     assert wrong["o_ratio"] > 10 * right["o_ratio"]
     assert {**wrong, "o_ratio": 0} == {**right, "o_ratio": 0}
 
 
 def test_what_is_not_finite_is_infinitely_far_off(forward):
     shape = Shape(1, 5, 1)
-    (given,) = inputs.made(shape, "computed", "cpu", number=1)
-    (ours,) = contenders.contenders("computed", shape, None)
-    o, state = ours.call(given)
+    given, o, state = called(shape)
     o[0, 2, 0, 7] = float("nan")
-    found = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    found = errors_of(shape, given, (o, state))
     assert found["o_ratio"] == inf
     assert found["state_ratio"] < 1
 
 
 def test_the_worst_head_counts(forward):
     shape = Shape(3, 5, 2)
-    (given,) = inputs.made(shape, "computed", "cpu", number=1)
-    (ours,) = contenders.contenders("computed", shape, None)
-    o, state = ours.call(given)
-    right = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    given, o, state = called(shape)
+    right = errors_of(shape, given, (o, state))
     o[1, 2, 1] += 1
     state[2, 0, 5] += 1
-    wrong = accuracy.accuracies(measure.taken(shape, given, {"ours": (o, state)}))["ours"]
+    wrong = errors_of(shape, given, (o, state))
     assert all(wrong[name] > 10 * right[name] for name in ("o_ratio", "state_ratio", "o_relative", "state_relative"))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kda.formats import BF16
 from kda.numerics.budget import Judged, judge, operand_units
-from kda.numerics.compare import row_errors
+from kda.numerics.compare import errors, shares
 from kda.problem import Inputs, Outputs
 
 __all__ = [
@@ -123,22 +123,14 @@ def errors_of(taken: Taken) -> dict[str, HeadErrors]:
     for name, (o, state) in taken.outputs.items():
         final_state = state.T if taken.raw else state
         got = Outputs(o.astype(np.float64)[None, :, None], final_state.astype(np.float64)[None, None])
-        with np.errstate(invalid="ignore", over="ignore"):
-            rows = row_errors(got, expected)
+        of_state = shares(errors(got.final_state, expected.final_state), budget.final_state)
         found[name] = HeadErrors(
-            _shares(rows.o, budget.o),
-            _shares(rows.final_state, budget.final_state) if taken.whole else np.empty(0),
+            shares(errors(got.o, expected.o), budget.o).ravel(),
+            of_state.ravel() if taken.whole else np.empty(0),
             _squares(got.o, expected.o),
             _squares(got.final_state, expected.final_state),
         )
     return found
-
-
-def _shares(rows: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """Row by row error / budget: 0 where there is no error, infinite where it is not finite."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = np.where(rows == 0, 0.0, rows / budget)
-    return np.where(np.isfinite(shares), shares, np.inf).ravel()
 
 
 def _squares(got: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
@@ -154,22 +146,22 @@ def accuracies(taken: list[Taken], pool: Executor | None = None) -> dict[str, di
     found = {}
     for name in of_heads[0] if of_heads else ():
         everywhere = [one[name] for one in of_heads]
-        errors = [one for one, head in zip(everywhere, taken, strict=True) if head.whole]
+        of_whole = [one for one, head in zip(everywhere, taken, strict=True) if head.whole]
         found[name] = {
             "o_ratio": max(float(one.o.max()) for one in everywhere),
-            "state_ratio": max(float(one.state.max()) for one in errors),
-            "o_rms": _rms([one.o for one in errors]),
-            "state_rms": _rms([one.state for one in errors]),
-            "o_relative": _relative([one.o_squares for one in errors]),
-            "state_relative": _relative([one.state_squares for one in errors]),
-            "heads": len(errors),
-            "beginnings": len(everywhere) - len(errors),
+            "state_ratio": max(float(one.state.max()) for one in of_whole),
+            "o_rms": _rms([one.o for one in of_whole]),
+            "state_rms": _rms([one.state for one in of_whole]),
+            "o_relative": _relative([one.o_squares for one in of_whole]),
+            "state_relative": _relative([one.state_squares for one in of_whole]),
+            "heads": len(of_whole),
+            "beginnings": len(everywhere) - len(of_whole),
         }
     return found
 
 
-def _rms(shares: Sequence[np.ndarray]) -> float:
-    return float(np.sqrt(np.mean(np.concatenate(shares) ** 2)))
+def _rms(rows: Sequence[np.ndarray]) -> float:
+    return float(np.sqrt(np.mean(np.concatenate(rows) ** 2)))
 
 
 def _relative(squares: list[tuple[float, float]]) -> float:

@@ -198,16 +198,18 @@ def pairs(report: Report, mode: Mode, clock: Clock, chunked: bool = False) -> li
     for ours in report.measured:
         if (ours.contender, ours.mode) != (OURS, mode) or ours.milliseconds(clock) is None:
             continue
-        rivals = [
-            one
-            for one in report.measured
-            if (one.shape, one.mode) == (ours.shape, mode) and one.contender != OURS and one.milliseconds(clock)
-            if not (chunked and one.contender == TOKENS)
-        ]
+        rivals = [one for one in _rivals(report, ours, chunked) if one.milliseconds(clock)]
         fastest = min(rivals, key=lambda one: one.milliseconds(clock) or 0.0, default=None)
         shape = Shape.parse(ours.shape)
         found.append(Pair(shape, mode, clock, ours, fastest, floor(shape, mode)))
     return found
+
+
+def _rivals(report: Report, ours: Measured, chunked: bool) -> list[Measured]:
+    """What the others did where `ours` was measured; chunked: without those that go token by token."""
+    left_out = (OURS, TOKENS) if chunked else (OURS,)
+    there = [one for one in report.measured if (one.shape, one.mode) == (ours.shape, ours.mode)]
+    return [one for one in there if one.contender not in left_out]
 
 
 @dataclass(frozen=True)
@@ -284,15 +286,8 @@ def closeness(report: Report) -> list[Closeness]:
         for name in ("o_rms", "state_rms", "o_ratio", "state_ratio"):
             times = {}
             for ours in report.measured:
-                if (ours.contender, ours.mode) != (OURS, mode) or ours.accuracy is None:
-                    continue
-                rivals = [
-                    getattr(one.accuracy, name)
-                    for one in report.measured
-                    if (one.shape, one.mode) == (ours.shape, mode) and one.contender not in (OURS, TOKENS)
-                    if one.accuracy
-                ]
-                if rivals:
+                rivals = [getattr(one.accuracy, name) for one in _rivals(report, ours, True) if one.accuracy]
+                if (ours.contender, ours.mode) == (OURS, mode) and ours.accuracy and rivals:
                     times[ours.shape] = _over(getattr(ours.accuracy, name), min(rivals))
             if times:
                 at = max(times, key=lambda shape: times[shape])

@@ -9,7 +9,7 @@ import numpy as np
 from kda.numerics.budget import Budget
 from kda.problem import Outputs, at_words
 
-__all__ = ["Verdict", "all_finite", "compare", "difference", "errors", "row_errors", "unequal"]
+__all__ = ["Verdict", "all_finite", "compare", "difference", "errors", "row_errors", "shares", "unequal"]
 
 #: A comparison is trusted when at least this share of the rows that are not zero has a budget below its signal.
 TRUSTED_ROWS = 0.1
@@ -63,10 +63,8 @@ def all_finite(*results: Outputs | Budget) -> bool:
 def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndarray) -> Verdict:
     if got.shape != expected.shape:
         raise AssertionError(f"{tensor} has shape {got.shape}; expected {expected.shape}")
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        error = errors(got, expected)
-        rows = np.sqrt((error * error).sum(-1))
-        ratios = np.where(rows == 0, 0.0, rows / budget)
+    error = errors(got, expected)
+    ratios = shares(error, budget)
     worst = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
     element = int(np.argmax(error[worst]))
     index = (*(int(i) for i in worst), element)
@@ -77,10 +75,17 @@ def _verdict(tensor: str, got: np.ndarray, expected: np.ndarray, budget: np.ndar
         index=index,
         got=float(got[index]),
         expected=float(expected[index]),
-        error=float(rows[worst]),
+        error=float(np.sqrt((error[worst] * error[worst]).sum())),
         budget=float(budget[worst]),
         trusted=bool((budget < signal).sum() > TRUSTED_ROWS * (signal > 0).sum()),
     )
+
+
+def shares(error: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """Row by row error / budget, in 2-norms over the last axis of what `errors` gives: 0 where there is no error."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        rows = np.sqrt((error * error).sum(-1))
+        return np.where(rows == 0, 0.0, rows / budget)
 
 
 def row_errors(got: Outputs, expected: Outputs) -> Budget:

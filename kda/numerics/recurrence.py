@@ -108,5 +108,5 @@ def _rounded_twice(S: np.ndarray, kept: _Kept | None, x: np.ndarray, product: np
 
 
 def _product(x: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """X . S `[.., DV]`: x `[.., DK]`, S `[.., DK, DV]`."""
+    """The products x . S `[.., DV]`: x `[.., DK]`, S `[.., DK, DV]`."""
     return (x[..., None, :] @ S)[..., 0, :]
