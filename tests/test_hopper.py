@@ -120,7 +120,7 @@ def test_tiles_of_prep_that_live_at_the_same_time_share_no_bytes(form):
 @pytest.mark.parametrize("form", FORMS[:2], ids=["plain", "packed"])
 def test_tiles_of_a_walk_share_no_bytes(form, width):
     found = tiles("walk", form, width)
-    assert {"W_s", "A_s", "V_s", "Qg_s", "Kg_s", "Aqk_s", "decay_s", "O_s"} <= set(found)
+    assert {"W_s", "A_s", "V_s", "Qg_s", "Kg_s", "Aqk_s", "lost_s", "decay_s", "O_s"} <= set(found)
     for name, buffer in found.items():
         for other, theirs in found.items():
             assert name == other or not overlap(buffer, theirs), (name, other)

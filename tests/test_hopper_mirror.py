@@ -123,6 +123,7 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
 
         M = [[product("k", i, j) if j < i else f32(0) for j in range(64)] for i in range(64)]
         A_c = [[op(product("q", i, j)) if j <= i else f32(0) for j in range(64)] for i in range(64)]
+        lost = [op(f32(product("q", i, i) - A_c[i][i])) for i in range(64)]
 
         steep = [bool((beta[: i + 1] > 1).any()) for i in range(64)]
         T = np.zeros((64, 64), f32)
@@ -157,7 +158,8 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
             QG = [row("q", i, 0, d) for d in D]
             for e in E:
                 between = dot(QG, [S_s[d][e] for d in D])
-                o[0, start + i, 0, e] = op(f32(f32(scale) * dot(A_c[i], [Vt[j][e] for j in range(64)], between)))
+                inside = dot(A_c[i], [Vt[j][e] for j in range(64)], between)
+                o[0, start + i, 0, e] = op(f32(f32(scale) * f32(inside + f32(lost[i] * Vt[i][e]))))
         KG = [[key(j, 8, d) for j in range(64)] for d in D]
         S = [[dot(KG[d], [Vt[j][e] for j in range(64)], f32(groups(0, 8, d) * S[d][e])) for e in E] for d in D]
     state[0, 0] = S
@@ -320,6 +322,7 @@ MISTAKES = {
     "V~ without beta": ("Vt = be[..., None] * gemm", "Vt = gemm"),
     "beta twice in V~": ("Vt = be[..., None] * gemm", "Vt = be[..., None] ** 2 * gemm"),
     "beta in W, too": ("W = op(gemm(", "W = be[..., None] * op(gemm("),
+    "the diagonal of A_qk counts twice": ("A_qk - A_c", "A_qk"),
     "A_qk has no diagonal": ("np.tril(A_qk)", "np.tril(A_qk, -1)"),
     "W S is left out": ("gemm(-W, S_s, of_values)", "gemm(0 * W, S_s, of_values)"),
 }

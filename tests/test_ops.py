@@ -771,16 +771,16 @@ def test_a_compiled_kernel_is_entered_behind_its_front():
 
 
 def test_what_lies_between_the_launches_is_of_one_call(monkeypatch):
-    """Five tiles behind one another and a tensor of decays and betas, none of them shared with another call."""
+    """Six tiles behind one another and a tensor of decays and betas, none of them shared with another call."""
     seen = []
-    monkeypatch.setattr(hopper, "compiled_prep", lambda *_: lambda *x: seen.append(x[7:13]))
-    monkeypatch.setattr(hopper, "compiled_walk", lambda *_: lambda *x: seen.append(x[:6]))
+    monkeypatch.setattr(hopper, "compiled_prep", lambda *_: lambda *x: seen.append(x[7:14]))
+    monkeypatch.setattr(hopper, "compiled_walk", lambda *_: lambda *x: seen.append(x[:7]))
     use(monkeypatch, lambda call: hopper.launch(call, 64))
     for N in (70, 70, 200):
         kda_forward(**tensors(N=N, DK=128, DV=128))
     written, read = seen[::2], seen[1::2]
     assert [list(map(id, tiles)) for tiles in written] == [list(map(id, tiles)) for tiles in read]
-    assert [sum(t.nbytes for t in tiles) for tiles in written] == [2 * chunks * 74512 for chunks in (2, 2, 4)]
+    assert [sum(t.nbytes for t in tiles) for tiles in written] == [2 * chunks * 74624 for chunks in (2, 2, 4)]
     lie = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for tiles in written for t in tiles)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(lie))
 

@@ -3,8 +3,8 @@
 Two counts of bytes. `ideal`: every input read once and every output written once, by a kernel that keeps the state and
 all intermediates of a chunk on the chip. `design`: that of the two launches of the Hopper program, which meet in device
 memory: per chunk of 64 tokens and value head, W, q e^gamma and k e^(gamma_C - gamma) (64 x 128 each), A and A_qk
-(64 x 64 each) in the operand format, and e^gamma_C with a flag and beta (196 float32), written by the first launch and
-read by the second. q, k, g and beta are read by the first, v by the second.
+(64 x 64 each) and 64 numbers more in the operand format, and e^gamma_C and beta (192 float32), written by the first
+launch and read by the second. q, k, g and beta are read by the first, v by the second.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Floor:
 
 def intermediate_bytes(DK: int = 128) -> int:
     """Bytes of what one chunk of one value head hands from the first launch to the second."""
-    operands = CHUNK * 3 * DK + 2 * CHUNK * CHUNK  # W, q e^gamma and k e^(gamma_C - gamma); A and A_qk
-    return OPERAND * operands + SINGLE * (DK + 4 + CHUNK)  # e^gamma_C, whether there is more of A, and beta
+    # W, q e^gamma and k e^(gamma_C - gamma); A and A_qk, and what rounding took off the diagonal of that.
+    operands = CHUNK * 3 * DK + 2 * CHUNK * CHUNK + CHUNK
+    return OPERAND * operands + SINGLE * (DK + CHUNK)  # e^gamma_C and beta
 
 
 def operations(DK: int = 128, DV: int = 128) -> dict[str, int]:

@@ -15,10 +15,11 @@ product. Where the portable program substitutes [K e^gamma | V], this one makes 
 
 blocks of 16 by substitution, merged two by two: T21 = -T22 (L21 T11). The diagonal of T is 1, which every format holds,
 and beta is never rounded. A row of T is steep where a beta of the chunk up to it is above 1: its entries need not fade,
-and it is the sum of two rounded rows. In a narrow `precision` the roundings are:
+and it is the sum of two rounded rows. So is the diagonal of A_qk, each token's q.k, on which a first token's output
+hangs alone. In a narrow `precision` the roundings are:
 
-    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, T (T1, and
-        T2 = T - T1 of steep rows), W, S, V~, o
+    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, and what that took
+        off its diagonal, T (T1, and T2 = T - T1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
     float32: a and every product of a's, the diagonal blocks, M, beta x of the substitution, L of the merges, the blocks
         of 16 and their merge to 32, T V - W S on one accumulator and its product with beta before it is rounded, S
@@ -115,6 +116,7 @@ def ref_hopper(
                     product[:, :, group, group] = pairs[..., 0, :]
             M, A_qk = np.tril(M, -1), np.tril(A_qk)
             A_c = op(A_qk)
+            lost = op(np.einsum("...ii->...i", A_qk - A_c))
 
             # Later tokens have no say in it, so that they change no bit of an earlier one.
             steep = np.logical_or.accumulate(be > 1, axis=-1)[..., None]
@@ -129,7 +131,7 @@ def ref_hopper(
             Vt = be[..., None] * gemm(T2, Vc, gemm(-W, S_s, of_values))
             Vt_c = op(Vt)
             acc_o = gemm(A_c, Vt_c, gemm(QG, S_s, zeros(*heads, CHUNK, sizes.DV)))
-            o_c = op(accum(scale) * acc_o)
+            o_c = op(accum(scale) * (acc_o + lost[..., None] * Vt_c))
             real = slice(rows.start, min(rows.stop, sizes.N))
             tokens = slice(0, real.stop - real.start)
             o[:, :, real] = o_c[:, :, tokens]

@@ -93,8 +93,8 @@ def _compiled_walk(form: Form, walk: Walk, program: Callable[..., Any] | None) -
 class _Plan(NamedTuple):
     """What calls of one form and one set of sizes share: both launches, and what lies between them.
 
-    slots: for the chunks of a value head, see prep. elements: of the tensor in which W, A, Q_g, K_g and A_qk lie, as
-    `tiles` says; decay: the shape of the other one.
+    slots: for the chunks of a value head, see prep. elements: of the tensor in which W, A, Q_g, K_g, A_qk and `lost`
+    lie, as `tiles` says; decay: the shape of the other one.
     """
 
     prepare: Callable[..., Any]
@@ -122,13 +122,14 @@ def _planned(
     W, Q_g, K_g = (dense(X, CHUNK, D, offset=i * X * tile) for i in range(3))
     A_qk = dense(X, CHUNK, CHUNK, offset=3 * X * tile)
     A = dense(X, 2, CHUNK, CHUNK, offset=X * (3 * tile + square))
+    lost = dense(X, CHUNK, offset=X * 3 * (tile + square))
     return _Plan(
         prepare=entry(compiled_prep(form, programs.prep)),
         step=entry(compiled_walk(form, walk, programs.walk_wide if walk == WIDE else programs.walk_narrow)),
         slots=slots,
-        elements=X * (3 * tile + 3 * square),
-        tiles=(W, A, Q_g, K_g, A_qk),
-        decay=(X, D + 4 + CHUNK),
+        elements=X * (3 * tile + 3 * square + CHUNK),
+        tiles=(W, A, Q_g, K_g, A_qk, lost),
+        decay=(X, D + CHUNK),
     )
 
 
@@ -136,7 +137,7 @@ def launch(call: Call, walk: Walk | None = None, programs: Programs = OWN) -> No
     """Compute `call` into its o and final_state, on the current stream, without synchronising.
 
     walk: None for that of `walk_for`. programs: rewritten copies to launch in place of ours. Between the two launches
-    lie 74,512 bytes per chunk and value head.
+    lie 74,624 bytes per chunk and value head.
     """
     tokens, H, _ = call.q.shape
     if tokens == 0 or call.sequences == 0:

@@ -6,11 +6,12 @@ One program makes one chunk of 64 tokens of one value head, for DK = DV = 128:
     K_g = k e^(g_{j+1} + ... + g_C)        keys, carried to the chunk's end
     A = (I + M diag(beta))^-1              by which the walk multiplies V
     W = A (K e^gamma)
-    A_qk, e^gamma_C, beta
+    A_qk, e^gamma_C, beta, and what rounding took off the diagonal of A_qk
 
 A is the T of the article, a name that TileLang has here. Its diagonal is 1, which every format holds, and beta is never
 rounded: V~ = diag(beta) (A V - W S). For |k| <= 1 and beta <= 2 what token i reads with is not lengthened on its way
-back to token j, so that |A_ij| <= beta_j |k_i| |k_j| <= 2 and |W_i| <= |k_i|: neither leaves float16.
+back to token j, so that |A_ij| <= beta_j |k_i| |k_j| <= 2 and |W_i| <= |k_i|: neither leaves float16. The diagonal of
+A_qk, each token's q.k, is rounded twice: once, it alone would turn the whole of a first token's output.
 
 Gates. A decay is never an exponential of a sum: each element of g becomes a = e^g once, and every decay is a product of
 a's, so that it is at most 1 whatever the gates are, and no later token enters it. A warp owns 8 tokens, a group, and
@@ -160,6 +161,20 @@ def _pairs(half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, two, sent, pai
 
 
 @T.macro
+def _lost(value, operand):  # type: ignore[no-untyped-def]
+    # What rounding to the operand format takes off a value, itself rounded.
+    return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
+
+
+@T.macro
+def _keep_lost(half, lane, row, pairs, kept, operand):  # type: ignore[no-untyped-def]
+    # The first sum of a column, of q with its own key (see _store_pair).
+    first = 2 * half + lane % 2
+    if lane // 2 == 0 or lane // 2 == 15 - 2 * first:
+        kept[GROUPS, CHUNK + row + T.if_then_else(lane // 2 == 0, first, 7 - first)] = _lost(pairs[half], operand)
+
+
+@T.macro
 def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no-untyped-def]
     first = 2 * half + lane % 2
     of_first = lane // 2 < 15 - 2 * first
@@ -251,20 +266,14 @@ def _product(tx, left, right, first, out, f, sign, rows_from):  # type: ignore[n
             out[tx // 8, tx % 8 * E + e] = f[e]
 
 
-@T.macro
-def _lost(value, operand):  # type: ignore[no-untyped-def]
-    # What rounding to the operand format takes off a value, itself rounded.
-    return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
-
-
 def prep(form: Form, ahead: int = AHEAD) -> Any:
     """The TileLang program of one form.
 
     ahead: see `AHEAD`; 0 for none.
     Inputs as in `Call`, but for v; X = HV times the slots of all sequences, slot after slot of head 0, then of head 1.
     W (its negative), Q_g, K_g: [X, C, D]; A: [X, 2, C, C], rounded, and, where a beta of the chunk is above 1, what
-    rounding took off; A_qk: [X, C, C]: all in the operand format. decay: [X, D + 4 + C] float32, e^gamma_C; at D a 1
-    where there is a second half of A, else 0; from D + 4 on beta, 0 past the end of a sequence.
+    rounding took off; A_qk: [X, C, C]; lost: [X, C], what rounding took off its diagonal: all in the operand format.
+    decay: [X, D + C] float32, e^gamma_C and behind it beta, 0 past the end of a sequence.
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
@@ -284,7 +293,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
+        lost: T.Tensor([X, CHUNK], op),
+        decay: T.Tensor([X, D + CHUNK], ACCUM),
         slots: T.int32,
         length: T.int32,
         sharing: T.int32,
@@ -338,7 +348,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             by = T.alloc_local([1], ACCUM)
             z = T.alloc_local([2], ACCUM)
 
-            total_s = T.alloc_shared([GROUPS + 1, D], ACCUM)  # of each group; in the last row, beta
+            total_s = T.alloc_shared([GROUPS + 1, D], ACCUM)  # of each group; in the last row, beta, and what A_qk lost
             X32 = T.alloc_shared([96, D], op)
             X16 = T.alloc_shared([96, D], op)
             X8 = T.alloc_shared([96, D], op)
@@ -454,6 +464,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             # ---- Scores on the diagonal.
             _pairs(0, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
             _pairs(1, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
+            _keep_lost(0, lane, row, pairs, total_s, op)
+            _keep_lost(1, lane, row, pairs, total_s, op)
 
             T.sync_threads()
             # ---- What the other groups make of a product inside this one: since the chunk began, until its end, and
@@ -486,7 +498,9 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     decay[x, c0 + e] = f[e]
             if group == 0:  # whose warp has the least to write below
                 for e in T.vectorized(2):
-                    decay[x, D + 4 + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
+                    decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
+                for e in T.vectorized(2):
+                    lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
 
             # ---- Operands: decayed since a border, or until one.
             for e in T.unroll(E):
@@ -639,7 +653,5 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     eviction_policy=PASSING,
                 )
                 T.tma_store_wait(0, True)
-            if tx == 0:
-                decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)
 
     return kda_prep

@@ -1,7 +1,7 @@
 """Second launch of the Hopper program: the state walks over the chunks that `prep` prepared, and makes the output.
 
     V~ = diag(beta) (A V - W S)            A and W as in `prep`, W with its sign turned; beta in float32
-    O  = scale (Q_g S + A_qk V~)
+    O  = scale (Q_g S + A_qk V~ + diag(lost) V~)      lost: what rounding took off the diagonal of A_qk
     S <- Diag(e^gamma_C) S + K_g^T V~
 
 One program walks one sequence of one value head and some of its value channels. Its last warpgroup loads the tiles of
@@ -24,8 +24,6 @@ __all__ = ["walk_narrow", "walk_wide"]
 WARPGROUP = 128
 #: Value channels of one program of `walk_wide`: the rows of a tensor-core product.
 WIDE = 64
-#: Numbers from one stage's decays to the next one's: the copy engine writes to multiples of 128 bytes.
-DECAY_ROW = 160
 #: Registers of a thread that loads, and of one that computes.
 LOADING, COMPUTING = 24, 240
 
@@ -64,6 +62,11 @@ def _own_values(stage, V_s, A_s, vt_f):  # type: ignore[no-untyped-def]
     T.wgmma_gemm(V_s[stage, :, :], A_s[stage, :, :], vt_f, transpose_A=True, transpose_B=True, clear_accum=True)
 
 
+@T.macro
+def _product(x, y):  # type: ignore[no-untyped-def]
+    return T.Cast(ACCUM, x) * T.Cast(ACCUM, y)
+
+
 def walk_wide(form: Form, stages: int = 3) -> Any:
     """The TileLang program of one form for 64 value channels each; all tensors as in `prep` and `Call`."""
     op = form.operand.name
@@ -77,7 +80,8 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
+        lost: T.Tensor([X, CHUNK], op),
+        decay: T.Tensor([X, D + CHUNK], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -100,7 +104,8 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             V_s = T.alloc_shared([stages, CHUNK, WIDE], op)
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
+            lost_s = T.alloc_shared([stages, CHUNK], op)
+            decay_s = T.alloc_shared([stages, D], ACCUM)
             beta_s = T.alloc_shared([stages, CHUNK], ACCUM, scope="shared")  # in the KiB that the barriers take
             O_s = T.alloc_shared([CHUNK, WIDE], op)
             full = T.alloc_barrier([WARPGROUP] * stages)
@@ -116,6 +121,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             vt_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
             vt_op = T.alloc_fragment([WIDE, CHUNK], op)
             beta_f = T.alloc_fragment([CHUNK], ACCUM)
+            lost_f = T.alloc_fragment([CHUNK], op)
             o_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -125,7 +131,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             with T.ws(1):
                 T.dec_max_nreg(LOADING)
                 for t in T.serial(chunks[0]):
-                    coming[0] = decay[x + t, D + 4 + lane]
+                    coming[0] = decay[x + t, D + lane]
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
@@ -137,7 +143,8 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, 0 : D + 4], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    T.tma_copy(lost[x + t, :], lost_s[t % stages, :], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, 0:D], decay_s[t % stages, :], barrier=full[t % stages])
                     beta_s[t % stages, lane] = coming[0]
                     T.barrier_arrive(full[t % stages])
 
@@ -164,7 +171,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                         state_f[e, d] = state_f[e, d] * decay_s[t % stages, d]
                     T.copy(beta_s[t % stages, :], beta_f)
                     # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:
+                    if T.any_sync(T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0) != 0:
                         T.tma_store_wait(0, True)
                         T.sync_threads(5, WARPGROUP)
                         for i, j in T.Parallel(CHUNK, CHUNK):
@@ -181,13 +188,14 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     # Of the next chunk; after the last one, of what is left of an earlier one, for nobody.
                     _arrived(t + 1, chunks, tokens, full, V_s, stages, op)
                     _own_values((t + 1) % stages, V_s, A_s, vt_f)
+                    T.copy(lost_s[t % stages, :], lost_f)
                     T.wait_wgmma(0)
                     T.barrier_arrive(empty[t % stages])
 
                     T.tma_store_wait(0, True)
                     T.sync_threads(5, WARPGROUP)
                     for e, i in T.Parallel(WIDE, CHUNK):
-                        O_s[i, e] = T.Cast(op, o_f[e, i] * scale)
+                        O_s[i, e] = T.Cast(op, (o_f[e, i] + _product(lost_f[i], vt_op[e, i])) * scale)
                     T.fence_proxy_async()
                     T.sync_threads(6, WARPGROUP)
                     if (t + 1) * CHUNK <= tokens[0]:
@@ -220,7 +228,8 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
         Q_g: T.Tensor([X, CHUNK, D], op),
         K_g: T.Tensor([X, CHUNK, D], op),
         A_qk: T.Tensor([X, CHUNK, CHUNK], op),
-        decay: T.Tensor([X, D + 4 + CHUNK], ACCUM),
+        lost: T.Tensor([X, CHUNK], op),
+        decay: T.Tensor([X, D + CHUNK], ACCUM),
         V: T.Tensor([tokens_all, HV, D], op),
         Starts: T.Tensor([S1], "int32"),
         S_0: T.Tensor([SI, HV, *state], ACCUM),
@@ -243,7 +252,8 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             V_s = T.alloc_shared([stages, CHUNK, block_DV], op)
             A_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
             Aqk_s = T.alloc_shared([stages, CHUNK, CHUNK], op)
-            decay_s = T.alloc_shared([stages, DECAY_ROW], ACCUM)
+            lost_s = T.alloc_shared([stages, CHUNK], op)
+            decay_s = T.alloc_shared([stages, D], ACCUM)
             beta_s = T.alloc_shared([stages, CHUNK], ACCUM, scope="shared")  # in the KiB that the barriers take
             state_s = T.alloc_shared([D, block_DV], op)
             vt_s = T.alloc_shared([2, CHUNK, block_DV], op)
@@ -263,6 +273,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             lower_f = T.alloc_fragment([64, block_DV], ACCUM)  # and 64..
             vt_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
             beta_f = T.alloc_fragment([CHUNK], ACCUM)
+            lost_f = T.alloc_fragment([CHUNK], op)
             o_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -272,7 +283,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             with T.ws(2):
                 T.dec_max_nreg(LOADING)
                 for t in T.serial(chunks[0]):
-                    coming[0] = decay[x + t, D + 4 + lane]
+                    coming[0] = decay[x + t, D + lane]
                     T.barrier_wait(empty[t % stages], ((t // stages) & 1) ^ 1)
                     T.tma_copy(W[x + t, :, :], W_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A[x + t, 0, :, :], A_s[t % stages, :, :], barrier=full[t % stages])
@@ -284,7 +295,8 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.tma_copy(K_g[x + t, :, :], Kg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(Q_g[x + t, :, :], Qg_s[t % stages, :, :], barrier=full[t % stages])
                     T.tma_copy(A_qk[x + t, :, :], Aqk_s[t % stages, :, :], barrier=full[t % stages])
-                    T.tma_copy(decay[x + t, 0 : D + 4], decay_s[t % stages, 0 : D + 4], barrier=full[t % stages])
+                    T.tma_copy(lost[x + t, :], lost_s[t % stages, :], barrier=full[t % stages])
+                    T.tma_copy(decay[x + t, 0:D], decay_s[t % stages, :], barrier=full[t % stages])
                     beta_s[t % stages, lane] = coming[0]
                     T.barrier_arrive(full[t % stages])
 
@@ -319,7 +331,7 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.copy(beta_s[t % stages, :], beta_f)
                     T.wait_wgmma(0)
                     # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(decay_s[t % stages, D] > 0.0) != 0:
+                    if T.any_sync(T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0) != 0:
                         # Through the tile that V~ will be in, as many columns at a time as it has.
                         for part in T.unroll(CHUNK // block_DV):
                             for i, j in T.Parallel(CHUNK, block_DV):
@@ -383,12 +395,13 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.copy(lower_f, state_s[64:128, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(state_here)
+                    T.copy(lost_s[t % stages, :], lost_f)
                     T.wait_wgmma(0)
                     T.barrier_arrive(empty[t % stages])
                     T.tma_store_wait(0, True)
                     T.sync_threads(5, WARPGROUP)
                     for i, e in T.Parallel(CHUNK, block_DV):
-                        O_s[i, e] = T.Cast(op, o_f[i, e] * scale)
+                        O_s[i, e] = T.Cast(op, (o_f[i, e] + _product(lost_f[i], vt_s[t % 2, i, e])) * scale)
                     T.fence_proxy_async()
                     T.sync_threads(6, WARPGROUP)
                     if (t + 1) * CHUNK <= tokens[0]:

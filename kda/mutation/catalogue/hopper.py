@@ -36,6 +36,7 @@ _SECOND = "if T.any_sync(_flag) != 0:\n    _second"
 _FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_policy=_p)"
 _LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
 _ZEROED = "for _i, _e in T.Parallel(_r, _c):\n    if _behind:\n        V_s[_s, _i, _e] = _z"
+_ABOVE = Edit("whether a beta is above 1", "T.any_sync(_beta > 1.0)", "T.any_sync(_beta > 2.0)")
 _BETA = "by[0] = y[_j] * total_s[GROUPS, _c]"
 
 
@@ -206,6 +207,12 @@ HOPPER = (
             "A_s[_i, _j] = T.Cast(operand, T.if_then_else(n > 0, pairs[half], 0.0))",
             function="_store_pair",
         ),
+    ),
+    _mistake(
+        "diagonal-counted-twice",
+        "what goes beside A_qk is its diagonal, not what rounding took off it",
+        "kda/references/hopper.py (what rounding takes off the diagonal)",
+        _prep("what rounding took off", "_lost(pairs[half], operand)", "T.Cast(operand, pairs[half])", "_keep_lost"),
     ),
     _mistake(
         "A_qk-not-cleared-above-the-diagonal",
@@ -390,10 +397,16 @@ HOPPER = (
         "beta-above-1-not-noticed",
         "behind a beta above 1 A is rounded once and merged in tf32, as if its entries faded along a row",
         "kda/references/hopper.py (steep rows)",
-        _prep(
-            "what is above 1",
-            "T.call_extern('int32', 'kda_first_of_64', _a > 1.0, _b > 1.0)",
-            "T.call_extern('int32', 'kda_first_of_64', _a > 2.0, _b > 2.0)",
+        InHopper(
+            prep=(
+                Edit(
+                    "what is above 1",
+                    "T.call_extern('int32', 'kda_first_of_64', _a > 1.0, _b > 1.0)",
+                    "T.call_extern('int32', 'kda_first_of_64', _a > 2.0, _b > 2.0)",
+                ),
+            ),
+            walk_wide=(_ABOVE,),
+            walk_narrow=(_ABOVE,),
         ),
         law=MIRROR,
         dtype="bf16",
@@ -434,29 +447,6 @@ HOPPER = (
         "behind a beta above 1 A is stored once, when its tile has the second half",
         "kda/kernels/hopper/prep.py (of a steep chunk the first half is there already)",
         _prep("the store of the first half", f"{_FIRST_HALF}\nT.tma_store_wait(0, True)", ""),
-    ),
-    _mistake(
-        "second-half-not-flagged",
-        "the flag behind the decays says that no chunk has a second half",
-        "kda/references/hopper.py (steep rows)",
-        _prep("the flag", "T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)", "0.0"),
-        law=MIRROR,
-        dtype="bf16",
-        tokens=64,  # how much of A is lost is chance
-    ),
-    _mistake(
-        "flag-never-cleared",
-        "the flag is written where there is a second half; elsewhere it is what the workspace held",
-        "article 4.5 (7)",
-        _prep(
-            "the flag",
-            "decay[x, D] = T.if_then_else(steep[0] < CHUNK, 1.0, 0.0)",
-            "if steep[0] < CHUNK:\n    decay[x, D] = 1.0",
-        ),
-        law=MIRROR,
-        dtype="bf16",
-        tokens=_ROUND,  # what the workspace held is chance
-        members=3,
     ),
     _mistake(
         "second-half-left-out",
@@ -544,7 +534,7 @@ HOPPER = (
         "scale-left-out-of-the-walk",
         "o is not multiplied by the scale",
         "FLA (its default scale)",
-        _walks(Edit("the scale", "o_f[_a, _b] * scale", "o_f[_a, _b]"), _PLAIN),
+        _walks(Edit("the scale", "(o_f[_a, _b] + _l) * scale", "o_f[_a, _b] + _l"), _PLAIN),
         law=OPERATION,
     ),
     # Tails, packed sequences, slots, states.
@@ -864,14 +854,6 @@ HOPPER = (
         "key channels 64 and up decay like channels 0 to 63",
         "article 3.4 (the channel of a decay)",
         _narrow("the decay of the lower half", "decay_s[_s, 64 + _d]", "decay_s[_s, _d]"),
-    ),
-    _mistake(
-        "stages-of-decays-where-they-fit",
-        "from the second stage on decays are loaded to an address that is no multiple of 128 bytes",
-        "kda/kernels/hopper/walk.py (what DECAY_ROW is for)",
-        _walks(Edit("the numbers of a stage", "DECAY_ROW = _n", "DECAY_ROW = D + 4", function="")),
-        tokens=_ROUND,  # a run that ends in an error is not shrunk
-        members=3,
     ),
     # What lies between the launches.
     _mistake(
