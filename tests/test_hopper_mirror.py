@@ -304,8 +304,8 @@ MISTAKES = {
     "k has not decayed since the chunk began": ("op(KP * pre)", "op(KP)"),
     "the state does not decay over the last group": ("pre[:, :, -1] * t[-1]", "pre[:, :, -1]"),
     "tokens past N decay": (
-        "a = machine.exp(g[:, :, rows])",
-        "a = machine.exp(g[:, :, rows]); a[:, :, max(sizes.N - rows.start, 0) :] = 0.5",
+        "a = decays[:, :, rows]",
+        "a = decays[:, :, rows]; a[:, :, max(sizes.N - rows.start, 0) :] = 0.5",
     ),
     "until has the token's own decay": ("Kc * until", "Kc * (until * a)"),
     "pairs decay by the token before": ("* a[..., i, None, :]", "* a[..., i - 1, None, :]"),

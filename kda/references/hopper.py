@@ -80,10 +80,10 @@ def ref_hopper(
     with np.errstate(all="ignore"):
         q, k, v = (whole(op(heads_first(x))) for x in (inputs.q, inputs.k, inputs.v))
         g, beta = (whole(heads_first(x).astype(accum)) for x in (inputs.g, inputs.beta))
-        S = inputs.state().astype(accum)
+        decays, S = machine.exp(g), inputs.state().astype(accum)
         for c, rows in enumerate(chunks(q.shape[2], CHUNK)):
             Qc, Kc, Vc, be = q[:, :, rows], k[:, :, rows], v[:, :, rows], beta[:, :, rows]
-            a = machine.exp(g[:, :, rows])
+            a = decays[:, :, rows]
 
             # Prep. Decays inside groups, and of groups: t[G] decays over all of group G.
             P, until = _since_group_began(a), _until_group_ends(a)
