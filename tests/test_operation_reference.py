@@ -204,7 +204,7 @@ def test_the_raw_inputs_are_their_formats():
     assert BF16.holds(x.g)
     assert F32.holds(x.beta)
     assert not BF16.holds(x.beta)
-    tensors = tensors_of(x, torch.device("cpu"))
+    tensors = tensors_of(x)
     assert tensors["g"].dtype == torch.bfloat16
     assert np.array_equal(tensors["g"].double().numpy(), x.g)
     assert tensors["cu_seqlens"].tolist() == [0, 3, 3, 3, 23]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import torch
 
 from kda.formats import Format
 from kda.implementations.base import PLAIN, Implementation, Memory, MemoryViolation
+from kda.implementations.transfer import bits, to_device, to_host
 from kda.numerics.domain import GateDomain
 from kda.problem import Inputs, Outputs, Sizes, Tile, at_words
 
@@ -38,27 +40,24 @@ class TorchImplementation(Implementation):
         if not self.checks_inputs:
             total = self.support(target, inputs.dtype).max_total_gate(inputs.dtype)
             GateDomain(inputs.dtype, tile.C, total).check_inputs(inputs)
-        device = torch.device("cuda" if target == "cuda" else "cpu")
-        tensors = {
-            name: _tensor(name, array, inputs.dtype if name in ("q", "k", "v") else inputs.gate_dtype, device, memory)
-            for name, array in inputs.tensors()
-        }
-        before = {name: tensor.clone() for name, tensor in tensors.items()} if memory is not PLAIN else {}
-        sizes = inputs.sizes
         stores = {
-            name: _Guarded(name, sizes.shape(name), getattr(torch, form.name), device, memory)
+            name: _Guarded(name, inputs.sizes.shape(name), form, memory)
             for name, form in (("o", inputs.dtype), ("final_state", inputs.gate_dtype))
         }
-        self.call(tensors, tile, stores["o"].view, stores["final_state"].view)
+        given = {
+            name: _buffer(name, array, inputs.dtype if name in ("q", "k", "v") else inputs.gate_dtype, memory)
+            for name, array in inputs.tensors()
+        }
+        before = {name: buffer.clone() for name, buffer in given.items()} if memory is not PLAIN else {}
+        device = torch.device("cuda" if target == "cuda" else "cpu")
+        there = to_device(given | {name: store.buffer for name, store in stores.items()}, device)
+        tensors = {name: _view(name, there[name], memory) for name in given}
+        self.call(tensors, tile, **{name: store.view(there[name]) for name, store in stores.items()})
+        back = to_host({name: there[name] for name in (*before, *stores)})
         for name, saved in before.items():
-            changed = tensors[name] != saved
-            if changed.any():
-                at = tuple(torch.nonzero(changed)[0].tolist())
-                raise MemoryViolation(
-                    f"the input {name} was changed in {int(changed.sum())} elements, first at {at_words(name, at)}: "
-                    f"{tensors[name][at].item():.6g}, was {saved[at].item():.6g}"
-                )
-        return Outputs(**{name: store.read() for name, store in stores.items()})
+            if not torch.equal(bits(back[name]), bits(saved)):
+                _check_unchanged(name, _view(name, back[name], memory), _view(name, saved, memory))
+        return Outputs(**{name: store.read(back[name]) for name, store in stores.items()})
 
     def last_of_many(self, sizes: Sizes, tile: Tile, target: str, seed: int = 0) -> tuple[Outputs, Outputs]:
         """The outputs of the last sequence among `sizes.B`, and those of the same sequence alone.
@@ -91,34 +90,58 @@ class TorchImplementation(Implementation):
         return outputs[0], outputs[1]
 
 
-def _tensor(name: str, array: np.ndarray, form: Format, device: torch.device, memory: Memory) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(getattr(torch, form.name)).to(device)
+def _buffer(name: str, array: np.ndarray, form: Format, memory: Memory) -> torch.Tensor:
+    """The tensor of an input, on the CPU, or a wider one that has it as its `_view`."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(getattr(torch, form.name))
     if not memory.strided:
         return tensor
-    # A slice of a wider array, as a fused projection hands out; what lies between is not a number.
-    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3), float("nan"), dtype=tensor.dtype, device=device)
-    view = wide[..., 1 : 2 * tensor.shape[-1] + 1 : 2] if name == "beta" else wide[..., 3 : 3 + tensor.shape[-1]]
-    view.copy_(tensor)
-    return view
+    # What a fused projection hands out slices of; what lies between is not a number.
+    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 3), float("nan"), dtype=tensor.dtype)
+    _view(name, wide, memory).copy_(tensor)
+    return wide
+
+
+def _view(name: str, buffer: torch.Tensor, memory: Memory) -> torch.Tensor:
+    if not memory.strided:
+        return buffer
+    width = (buffer.shape[-1] - 3) // 2
+    return buffer[..., 1 : 2 * width + 1 : 2] if name == "beta" else buffer[..., 3 : 3 + width]
+
+
+def _check_unchanged(name: str, now: torch.Tensor, saved: torch.Tensor) -> None:
+    changed = bits(now) != bits(saved)
+    if changed.any():
+        at = tuple(torch.nonzero(changed)[0].tolist())
+        raise MemoryViolation(
+            f"the input {name} was changed in {int(changed.sum())} elements, first at {at_words(name, at)}: "
+            f"{now[at].item():.6g}, was {saved[at].item():.6g}"
+        )
 
 
 class _Guarded:
     """One output buffer, poisoned, with a guard band of a known pattern on either side."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: Memory):
-        self.name = name
-        size = int(np.prod(shape))
+    def __init__(self, name: str, shape: tuple[int, ...], form: Format, memory: Memory):
+        self.name, self.shape = name, shape
         # The band keeps whole cache lines, so that the view is aligned as a fresh buffer would be.
         self.band = -(-memory.guard // 64) * 64
-        self.store = torch.full((size + 2 * self.band,), _GUARD_VALUE, dtype=dtype, device=device)
-        self.view = self.store[self.band : self.band + size].view(shape)
-        self.view.fill_(memory.poison)
-
-    def read(self) -> np.ndarray:
+        dtype = getattr(torch, form.name)
         if self.band:
-            pattern = torch.full((self.band,), _GUARD_VALUE, dtype=self.store.dtype, device=self.store.device)
-            for side, band in (("before", self.store[: self.band]), ("after", self.store[-self.band :])):
+            self.buffer = torch.full((prod(shape) + 2 * self.band,), _GUARD_VALUE, dtype=dtype)
+            self.view(self.buffer).fill_(memory.poison)
+        else:
+            self.buffer = torch.full(shape, memory.poison, dtype=dtype)
+
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The output in `buffer`, which is the one here or where that was copied to."""
+        return buffer[self.band : -self.band].view(self.shape) if self.band else buffer
+
+    def read(self, buffer: torch.Tensor) -> np.ndarray:
+        """The output in `buffer` as it came back, float64. MemoryViolation where a band was written to."""
+        if self.band:
+            pattern = torch.full((self.band,), _GUARD_VALUE, dtype=buffer.dtype)
+            for side, band in (("before", buffer[: self.band]), ("after", buffer[-self.band :])):
                 changed = int((band != pattern).sum())
                 if changed:
                     raise MemoryViolation(f"{changed} elements {side} the output {self.name} were written to")
-        return self.view.double().cpu().numpy()
+        return self.view(buffer).double().numpy()

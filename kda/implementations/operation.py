@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from kda.formats import BF16, F16, F32
 from kda.implementations.base import MemoryViolation
+from kda.implementations.transfer import bits, to_device, to_host
 from kda.kernels.compile import available_targets, hopper_targets
 from kda.numerics.budget import Judged, judge, operand_units
 from kda.numerics.steps import judge_recurrent
@@ -27,7 +29,8 @@ __all__ = [
     "OperationImplementation",
     "Portable",
     "Steps",
-    "array_of",
+    "buffers_of",
+    "outputs_of",
     "tensors_of",
 ]
 
@@ -74,18 +77,11 @@ class _Engine(OperationImplementation):
         from kda.ops import kda_forward
 
         device = torch.device("cuda" if target == "cuda" else "cpu")
-        tensors = tensors_of(operation, device)
-        before = {name: tensor.clone() for name, tensor in tensors.items()}
-        sizes = operation.sizes
-        dtype = getattr(torch, operation.dtype.name)
-        o = torch.full((sizes.B, sizes.N, sizes.H, sizes.DV), poison, dtype=dtype, device=device)
-        state = (sizes.DV, sizes.DK) if operation.state_v_first else (sizes.DK, sizes.DV)
-        final = None
-        if operation.output_final_state:
-            shape = (len(operation.starts) - 1, sizes.H, *state)
-            final = torch.full(shape, poison, dtype=torch.float32, device=device)
+        given = tensors_of(operation)
+        before = {name: tensor.clone() for name, tensor in given.items()}
+        there: dict[str, Any] = to_device(given | buffers_of(operation, poison), device)
         kda_forward(
-            **tensors,
+            **there,
             scale=operation.scale,
             output_final_state=operation.output_final_state,
             use_qk_l2norm_in_kernel=operation.normalise,
@@ -94,18 +90,17 @@ class _Engine(OperationImplementation):
             allow_neg_eigval=operation.rate == "doubled",
             lower_bound=operation.lower_bound,
             state_v_first=operation.state_v_first,
-            out=o,
-            final_state=final,
             engine=self.name,
         )
+        back = to_host(there)
         for name, saved in before.items():
-            if not torch.equal(tensors[name].nan_to_num(), saved.nan_to_num()):
+            if not torch.equal(bits(back[name]), bits(saved)):
                 raise MemoryViolation(f"the input {name} was changed")
-        return OperationOutputs(array_of(o), None if final is None else array_of(final), operation.state_v_first)
+        return outputs_of(operation, back)
 
 
-def tensors_of(operation: Operation, device: torch.device) -> dict[str, Any]:
-    """The tensors of a call, by the names of its arguments, in the formats that they stand for."""
+def tensors_of(operation: Operation) -> dict[str, torch.Tensor]:
+    """The tensors of a call, by the names of its arguments, in the formats that they stand for, on the CPU."""
     formats = dict.fromkeys(("q", "k", "v"), operation.dtype) | dict.fromkeys(
         ("initial_state", "A_log", "dt_bias"), F32
     )
@@ -119,13 +114,26 @@ def tensors_of(operation: Operation, device: torch.device) -> dict[str, Any]:
     }
     if operation.cu_seqlens is not None:
         made["cu_seqlens"] = torch.from_numpy(operation.starts.astype(np.int64))
-    return {name: tensor.to(device) for name, tensor in made.items()}
+    return made
 
 
-def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """The values of a tensor of any device and format, float64."""
-    values: Any = tensor.to("cpu", torch.float64).numpy()
-    return np.asarray(values)
+def buffers_of(operation: Operation, poison: float) -> dict[str, torch.Tensor]:
+    """What a call writes to, by the names of its arguments, on the CPU: `out` and, where asked for, `final_state`."""
+    sizes = operation.sizes
+    dtype = getattr(torch, operation.dtype.name)
+    made = {"out": torch.full((sizes.B, sizes.N, sizes.H, sizes.DV), poison, dtype=dtype)}
+    if operation.output_final_state:
+        channels = (sizes.DV, sizes.DK) if operation.state_v_first else (sizes.DK, sizes.DV)
+        made["final_state"] = torch.full((len(operation.starts) - 1, sizes.H, *channels), poison, dtype=torch.float32)
+    return made
+
+
+def outputs_of(operation: Operation, buffers: Mapping[str, torch.Tensor]) -> OperationOutputs:
+    """The outputs in `buffers_of` a call, as they came back."""
+    final = buffers.get("final_state")
+    return OperationOutputs(
+        buffers["out"].double().numpy(), None if final is None else final.double().numpy(), operation.state_v_first
+    )
 
 
 class Portable(_Engine):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from kda.formats import BF16, F16, F32, Format
-from kda.implementations.operation import LONG, Hopper, OperationImplementation, array_of, tensors_of
+from kda.implementations.operation import LONG, Hopper, OperationImplementation, buffers_of, outputs_of, tensors_of
+from kda.implementations.transfer import to_device, to_host
 from kda.kernels.compile import available_targets
 from kda.kernels.form import Beta, Call, Form, Gate
 from kda.kernels.launch import FORWARD, OUTPUT, compiled_kernel, execute, parameters
@@ -56,30 +56,28 @@ class Program(OperationImplementation):
 
     def run(self, operation: Operation, target: str, poison: float = float("nan")) -> OperationOutputs:
         device = torch.device("cuda" if target == "cuda" else "cpu")
-        given = tensors_of(operation, device)
         sizes, form = operation.sizes, _form(operation)
-        S = len(operation.starts) - 1
-        flat = {name: given[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta")}
-        o = torch.full((sizes.B, sizes.N, sizes.H, sizes.DV), poison, dtype=flat["q"].dtype, device=device)
-        channels = (sizes.DV, sizes.DK) if operation.state_v_first else (sizes.DK, sizes.DV)
-        final = torch.full((S, sizes.H, *channels), poison, device=device) if form.final_state else None
-        starts = torch.from_numpy(operation.starts.astype(np.int32)).to(device) if form.packed else None
+        given, buffers = tensors_of(operation), buffers_of(operation, poison)
+        if form.packed:
+            given["starts"] = given.pop("cu_seqlens").int()
+        there = to_device(given | buffers, device)
+        flat = {name: there[name].flatten(0, 1) for name in ("q", "k", "v", "g", "beta")}
         call = Call(
             form,
             **flat,
-            o=o.flatten(0, 1),
-            sequences=S,
+            o=there["out"].flatten(0, 1),
+            sequences=len(operation.starts) - 1,
             length=sizes.N,
             scale=operation.factor,
-            A_log=given.get("A_log"),
-            dt_bias=given.get("dt_bias"),
+            A_log=there.get("A_log"),
+            dt_bias=there.get("dt_bias"),
             lower_bound=operation.lower_bound or 0.0,
-            starts=starts,
-            initial_state=given.get("initial_state"),
-            final_state=final,
+            starts=there.get("starts"),
+            initial_state=there.get("initial_state"),
+            final_state=there.get("final_state"),
         )
         self._launch(call, sizes, target)
-        return OperationOutputs(array_of(o), None if final is None else array_of(final), operation.state_v_first)
+        return outputs_of(operation, to_host({name: there[name] for name in buffers}))
 
     def _launch(self, call: Call, sizes: Sizes, target: str) -> None:
         execute(self._kernel(call.form, sizes.DK, sizes.DV, target), parameters(call), OUTPUT)
