@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kda.formats import Format
+from kda.formats import F32, Format
+from kda.kinds import Kind
 from kda.operation_case import OperationCase
 
 __all__ = ["FORMS", "FormChoice", "OperationSupport", "with_channels"]
@@ -47,6 +48,32 @@ class FormChoice:
             rate=case.rate,
             narrow_g=case.g_dtype == case.dtype,
             narrow_beta=case.beta_dtype == case.dtype,
+        )
+
+    @property
+    def id(self) -> str:
+        """The form in a few words: `DK16-DV32-packed-state`."""
+        given = [field.name for field in fields(self)[2:] if getattr(self, field.name) != field.default]
+        named = [getattr(self, name) if name in ("gate", "rate") else name for name in given]
+        return "-".join((f"DK{self.DK}", f"DV{self.DV}", *("no_final" if name == "final" else name for name in named)))
+
+    def least(self, dtype: Format) -> OperationCase:
+        """The smallest case that has it, one token with operands of `dtype`."""
+        return OperationCase(
+            lengths=(1,) if self.packed else None,
+            DK=self.DK,
+            DV=self.DV,
+            dtype=dtype,
+            g_dtype=dtype if self.narrow_g else F32,
+            beta_dtype=dtype if self.narrow_beta else F32,
+            gate=self.gate,
+            rate=self.rate,
+            normalise=self.normalise,
+            v_first=self.v_first,
+            final=self.final,
+            lower_bound=-1.0 if self.gate == "bounded" else None,
+            A_log=Kind("model" if self.gate == "softplus" else "none"),
+            state=Kind("gauss" if self.state else "none"),
         )
 
     def misses(self, wanted: Mapping[str, Collection[Any]]) -> str | None:

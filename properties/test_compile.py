@@ -1,7 +1,10 @@
-"""Every tile of the palette compiles; done first and in parallel, so that no law waits for a compiler."""
+"""Every tile and every form compiles; done first and in parallel, so that no law waits for a compiler."""
 
 from kda.case import Case
+from kda.kinds import Kind
+from kda.operation_support import FormChoice
 from kda.suite.laws import Subject
+from kda.suite.operation_laws import OperationSubject
 from kda.support import TileChoice
 
 
@@ -16,4 +19,14 @@ def test_a_tile_compiles(subject: Subject, tile_choice: TileChoice, kda_run):
         num_stages=tile_choice.num_stages,
         dtype=subject.dtype,
     )
-    kda_run.compiled(subject, lambda: subject.implementation.prepare(case.inputs(), case.tile, subject.target))
+
+    def compiled():
+        for each in (case, case.replace(state=Kind("gauss"))):  # which may be two programs
+            subject.implementation.prepare(each.inputs(), each.tile, subject.target)
+
+    kda_run.compiled(subject, compiled)
+
+
+def test_a_form_compiles(subject: OperationSubject, form: FormChoice, kda_run):
+    """So would a program of the operation, and those that it is compared with."""
+    kda_run.compiled(subject, lambda: subject.run(form.least(subject.dtype).operation()))

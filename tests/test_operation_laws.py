@@ -18,7 +18,7 @@ from kda.problem import Outputs
 from kda.references import ref_hopper
 from kda.references.operation import inputs_of, parts, processed, ref_operation
 from kda.suite.laws import load_laws, within
-from kda.suite.operation_laws import OperationLaw, operation_subjects
+from kda.suite.operation_laws import OperationLaw, OperationSubject, operation_subjects, programs_of
 from kda.suite.record import Record
 from strategies import lengths, operations
 
@@ -130,6 +130,30 @@ def test_narrowing_is_kept():
     assert all(max(one) <= 17 for one in drawn(lengths(17), 60))
     with pytest.raises(ValueError, match="no form of the palette has"):
         operations(SUPPORT, gate=("log",), rate=("logits",), packed=(True,))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.id)
+def test_the_least_case_of_a_form_has_it(form, dtype):
+    case = form.least(dtype)
+    # With float32 operands g and beta arrive in the operand format whatever the form says.
+    same = replace(form, narrow_g=True, narrow_beta=True) if dtype is F32 else form
+    assert (FormChoice.of(case), case.dtype) == (same, dtype)
+    assert case.operation().sizes.N == 1
+
+
+def test_forms_have_names_of_their_own():
+    assert len({form.id for form in FORMS}) == len(FORMS)
+    assert FormChoice(16, 64, packed=True, final=False, gate="bounded").id == "DK16-DV64-packed-no_final-bounded"
+
+
+def test_what_is_compiled_before_the_laws():
+    """Every form, with the engine that the laws are about and with each that they compare it to."""
+    subject = OperationSubject(implementation("kda_forward"), Portable(), "c", F16)
+    programs = programs_of(subject)
+    assert [form for each, form in programs if each.engine.name == "portable"] == list(FORMS)
+    assert {each.engine.name for each, _ in programs} == {"portable", "steps"}
+    assert len(programs) == 2 * len(FORMS)
 
 
 def test_a_palette_can_have_one_size():

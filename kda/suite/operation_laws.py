@@ -28,7 +28,7 @@ from kda.problem import Outputs
 from kda.references.operation import Operation
 from kda.suite.laws import Law, named, test_of
 
-__all__ = ["OperationLaw", "OperationSubject", "operation_law", "operation_subjects"]
+__all__ = ["OperationLaw", "OperationSubject", "operation_law", "operation_subjects", "programs_of"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,12 @@ def operation_subjects(implementation: Implementation, target: str) -> list[Oper
         if target in engine.targets()
         for dtype in engine.support(target).dtypes
     ]
+
+
+def programs_of(subject: OperationSubject) -> list[tuple[OperationSubject, FormChoice]]:
+    """What the laws of `subject` compile: each form of its palette, with its engine and with the others."""
+    forms = subject.support.forms or ()
+    return [(each, form) for form in forms for each in (subject, *subject.others(form.least(subject.dtype)))]
 
 
 #: Conditions of a law that are not fields of a form.

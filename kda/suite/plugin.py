@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import hypothesis
 import psutil
@@ -29,6 +29,9 @@ from kda.suite.laws import LAWS, Law, Subject, load_laws, subjects_of
 from kda.suite.record import Record, Run
 from kda.suite.summary import print_summary
 from kda.suite.watch import GpuLost, Watch, last_case
+
+if TYPE_CHECKING:
+    from kda.suite.operation_laws import OperationSubject
 
 #: Cases per law and subject.
 PROFILES = {"gate": 100, "dev": 100, "nightly": 2000, "replay": 0}
@@ -160,7 +163,7 @@ class KdaRun:
         finally:
             self.node.user_properties.append(("kda", record.data()))
 
-    def compiled(self, subject: Subject, work: Any) -> None:
+    def compiled(self, subject: Subject | OperationSubject, work: Any) -> None:
         """Do `work`, which compiles, and record what it cost."""
         record = Record("", subject.id)
         with record.counting():
@@ -355,7 +358,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per law and subject; one per guard line; one per tile to compile."""
+    """One test per law and subject; one per guard line; one per tile, and per form of an operation, to compile."""
     law: Law | None = getattr(metafunc.function, "kda_law", None)
     if law is not None:
         plan = metafunc.config.stash[_PLAN]
@@ -388,6 +391,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             ("subject", "tile_choice"), pairs_to_compile, ids=[f"{choice.id}-{s.id}" for s, choice in pairs_to_compile]
         )
+    elif {"form", "subject"} <= set(metafunc.fixturenames):
+        from kda.suite.operation_laws import operation_subjects, programs_of
+
+        plan = metafunc.config.stash[_PLAN]
+        operations = [] if plan.case is not None else operation_subjects(plan.implementation, plan.target)
+        wanted = [s for s in operations if plan.dtypes is None or s.dtype.short in plan.dtypes]
+        programs = [program for s in wanted for program in programs_of(s)]
+        metafunc.parametrize(("subject", "form"), programs, ids=[f"{form.id}-{s.id}" for s, form in programs])
 
 
 def _guard_subjects(plan: Plan, line: guard.GuardLine) -> list[Subject]:

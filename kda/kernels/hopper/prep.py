@@ -167,15 +167,7 @@ def _lost(value, operand):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _keep_lost(half, lane, row, pairs, kept, operand):  # type: ignore[no-untyped-def]
-    # The first sum of a column, of q with its own key (see _store_pair).
-    first = 2 * half + lane % 2
-    if lane // 2 == 0 or lane // 2 == 15 - 2 * first:
-        kept[GROUPS, CHUNK + row + T.if_then_else(lane // 2 == 0, first, 7 - first)] = _lost(pairs[half], operand)
-
-
-@T.macro
-def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no-untyped-def]
+def _store_pair(half, lane, group, pairs, M_s, A_s, kept, operand):  # type: ignore[no-untyped-def]
     first = 2 * half + lane % 2
     of_first = lane // 2 < 15 - 2 * first
     j = T.if_then_else(of_first, first, 7 - first)
@@ -184,6 +176,8 @@ def _store_pair(half, lane, group, pairs, M_s, A_s, operand):  # type: ignore[no
         A_s[group * GROUP + j + n, group * GROUP + j] = T.Cast(operand, pairs[half])
     else:
         M_s[group * GROUP + j + 1 + n - (GROUP - j), group * GROUP + j] = pairs[half]
+    if n == 0:
+        kept[GROUPS, CHUNK + group * GROUP + j] = _lost(pairs[half], operand)
 
 
 @T.macro
@@ -464,8 +458,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             # ---- Scores on the diagonal.
             _pairs(0, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
             _pairs(1, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
-            _keep_lost(0, lane, row, pairs, total_s, op)
-            _keep_lost(1, lane, row, pairs, total_s, op)
 
             T.sync_threads()
             # ---- What the other groups make of a product inside this one: since the chunk began, until its end, and
@@ -499,8 +491,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if group == 0:  # whose warp has the least to write below
                 for e in T.vectorized(2):
                     decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
-                for e in T.vectorized(2):
-                    lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
 
             # ---- Operands: decayed since a border, or until one.
             for e in T.unroll(E):
@@ -538,8 +528,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             for r in T.unroll(GROUP):
                 for e in T.vectorized(E):
                     Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
-            _store_pair(0, lane, group, pairs, M_s, Aqk_s, op)
-            _store_pair(1, lane, group, pairs, M_s, Aqk_s, op)
+            _store_pair(0, lane, group, pairs, M_s, Aqk_s, total_s, op)
+            _store_pair(1, lane, group, pairs, M_s, Aqk_s, total_s, op)
             _clear_above(tx, lane, Aqk_s, op)
             for i, j in T.Parallel(CHUNK, 32):
                 if i < 32:
@@ -580,6 +570,9 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for r in T.unroll(16):
                     if tx < 2 * CHUNK:  # above the diagonal of the 32 x 32 blocks
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
+                if tx >= THREADS - 32:
+                    for e in T.vectorized(2):
+                        lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
             T.sync_threads()
             _merge(tx, M_s, Ai_s, T16_s, z)  # 16 -> 32
             # 32 -> 64: on the tensor cores where A will be rounded to bf16 (8 bits, of tf32's 11); in float32 for

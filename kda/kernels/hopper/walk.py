@@ -116,6 +116,7 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
             chunks = T.alloc_local([1], "int32")
             slot = T.alloc_local([1], "int32")
             coming = T.alloc_local([1], ACCUM)  # a beta on its way
+            above = T.alloc_local([1], "int32")  # whether a beta is above 1
             state_f = T.alloc_fragment([WIDE, D], ACCUM)  # S^T
             state_op = T.alloc_fragment([WIDE, D], op)
             vt_f = T.alloc_fragment([WIDE, CHUNK], ACCUM)
@@ -170,8 +171,10 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                     for e, d in T.Parallel(WIDE, D):
                         state_f[e, d] = state_f[e, d] * decay_s[t % stages, d]
                     T.copy(beta_s[t % stages, :], beta_f)
-                    # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0) != 0:
+                    above[0] = T.any_sync(
+                        T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0
+                    )
+                    if above[0] != 0:  # A has a second half (see prep)
                         T.tma_store_wait(0, True)
                         T.sync_threads(5, WARPGROUP)
                         for i, j in T.Parallel(CHUNK, CHUNK):
@@ -269,11 +272,13 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
             chunks = T.alloc_local([1], "int32")
             slot = T.alloc_local([1], "int32")
             coming = T.alloc_local([1], ACCUM)  # a beta on its way
+            above = T.alloc_local([1], "int32")  # whether a beta is above 1
             upper_f = T.alloc_fragment([64, block_DV], ACCUM)  # key channels ..63 of S
             lower_f = T.alloc_fragment([64, block_DV], ACCUM)  # and 64..
             vt_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
             beta_f = T.alloc_fragment([CHUNK], ACCUM)
             lost_f = T.alloc_fragment([CHUNK], op)
+            vt_op = T.alloc_fragment([CHUNK, block_DV], op)
             o_f = T.alloc_fragment([CHUNK, block_DV], ACCUM)
 
             _member(form, s, Starts, length, begin, tokens, chunks, slot)
@@ -329,9 +334,11 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     for d, e in T.Parallel(64, block_DV):
                         upper_f[d, e] = upper_f[d, e] * decay_s[t % stages, d]
                     T.copy(beta_s[t % stages, :], beta_f)
+                    above[0] = T.any_sync(
+                        T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0
+                    )
                     T.wait_wgmma(0)
-                    # A beta above 1: A has a second half (see prep).
-                    if T.any_sync(T.max(beta_s[t % stages, lane % 32], beta_s[t % stages, 32 + lane % 32]) > 1.0) != 0:
+                    if above[0] != 0:  # A has a second half (see prep)
                         # Through the tile that V~ will be in, as many columns at a time as it has.
                         for part in T.unroll(CHUNK // block_DV):
                             for i, j in T.Parallel(CHUNK, block_DV):
@@ -391,17 +398,18 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     # The next chunk waits for the state, nobody for the output.
                     T.wgmma_gemm(Kg_s[t % stages, :, 64:128], vt_s[t % 2, :, :], lower_f, transpose_A=True)
                     T.wgmma_gemm(Aqk_s[t % stages, :, :], vt_s[t % 2, :, :], o_f)
+                    T.copy(lost_s[t % stages, :], lost_f)
+                    T.copy(vt_s[t % 2, :, :], vt_op)
                     T.wait_wgmma(1)
                     T.copy(lower_f, state_s[64:128, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(state_here)
-                    T.copy(lost_s[t % stages, :], lost_f)
                     T.wait_wgmma(0)
                     T.barrier_arrive(empty[t % stages])
                     T.tma_store_wait(0, True)
                     T.sync_threads(5, WARPGROUP)
                     for i, e in T.Parallel(CHUNK, block_DV):
-                        O_s[i, e] = T.Cast(op, (o_f[i, e] + _product(lost_f[i], vt_s[t % 2, i, e])) * scale)
+                        O_s[i, e] = T.Cast(op, (o_f[i, e] + _product(lost_f[i], vt_op[i, e])) * scale)
                     T.fence_proxy_async()
                     T.sync_threads(6, WARPGROUP)
                     if (t + 1) * CHUNK <= tokens[0]:

@@ -32,7 +32,7 @@ _FENCED = (
     "TileLang puts a fence between the barrier and what reads: one anywhere on the way from write to read orders both"
 )
 _O_STORE = "if (t + 1) * CHUNK <= tokens[0]:\n    _whole\nelse:\n    _rows"
-_SECOND = "if T.any_sync(_flag) != 0:\n    _second"
+_SECOND = "if above[0] != 0:\n    _second"
 _FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_policy=_p)"
 _LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
 _ZEROED = "for _i, _e in T.Parallel(_r, _c):\n    if _behind:\n        V_s[_s, _i, _e] = _z"
@@ -212,7 +212,7 @@ HOPPER = (
         "diagonal-counted-twice",
         "what goes beside A_qk is its diagonal, not what rounding took off it",
         "kda/references/hopper.py (what rounding takes off the diagonal)",
-        _prep("what rounding took off", "_lost(pairs[half], operand)", "T.Cast(operand, pairs[half])", "_keep_lost"),
+        _prep("what rounding took off", "_lost(pairs[half], operand)", "T.Cast(operand, pairs[half])", "_store_pair"),
     ),
     _mistake(
         "A_qk-not-cleared-above-the-diagonal",
