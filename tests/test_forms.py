@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kda.formats import BF16, F16, F32, F64, Format, format_named
-from kda.kernels import bounds, forward
+from kda.kernels import bounds, exponential, forward
 from kda.kernels.compile import COUNTS
 from kda.kernels.exponential import exp2_on
 from kda.kernels.form import BETAS, GATES, Call, Form
@@ -416,6 +416,13 @@ def test_beta_in_the_kernel_is_beta_before(beta):
 
 
 WIDE = np.concatenate([np.linspace(-100, 100, 20001), np.geomspace(1e-30, 100, 500), -np.geomspace(1e-30, 100, 500)])
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_no_exponentials_are_asked_of_nobody(shape, monkeypatch):
+    """The mirror has empty blocks, and CUDA launches no empty grid."""
+    monkeypatch.setattr(exponential, "_kernel", lambda target: pytest.fail("launched"))
+    assert exp2_on("c", np.empty(shape, np.float32)).shape == shape
 
 
 def float32_error(function, exact, x=WIDE, least=1e-30) -> float:
