@@ -57,20 +57,17 @@ class FormChoice:
         named = [getattr(self, name) if name in ("gate", "rate") else name for name in given]
         return "-".join((f"DK{self.DK}", f"DV{self.DV}", *("no_final" if name == "final" else name for name in named)))
 
+    def settled(self, dtype: Format) -> dict[str, Any]:
+        """The fields of a case that it settles, with operands of `dtype`."""
+        same = {name: getattr(self, name) for name in ("DK", "DV", "gate", "rate", "normalise", "v_first", "final")}
+        formats = {"g_dtype": dtype if self.narrow_g else F32, "beta_dtype": dtype if self.narrow_beta else F32}
+        return same | formats | {"dtype": dtype}
+
     def least(self, dtype: Format) -> OperationCase:
         """The smallest case that has it, one token with operands of `dtype`."""
         return OperationCase(
+            **self.settled(dtype),
             lengths=(1,) if self.packed else None,
-            DK=self.DK,
-            DV=self.DV,
-            dtype=dtype,
-            g_dtype=dtype if self.narrow_g else F32,
-            beta_dtype=dtype if self.narrow_beta else F32,
-            gate=self.gate,
-            rate=self.rate,
-            normalise=self.normalise,
-            v_first=self.v_first,
-            final=self.final,
             lower_bound=-1.0 if self.gate == "bounded" else None,
             A_log=Kind("model" if self.gate == "softplus" else "none"),
             state=Kind("gauss" if self.state else "none"),

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kda.case import Kind
-from kda.formats import F32, Format
+from kda.formats import Format
 from kda.operation_case import OperationCase
 from kda.operation_support import FormChoice, OperationSupport
 from strategies._pick import pick
@@ -177,16 +177,7 @@ def _operations(
         **sizes,
         H=H,
         groups=groups,
-        DK=form.DK,
-        DV=form.DV,
-        dtype=dtype,
-        g_dtype=dtype if form.narrow_g else F32,
-        beta_dtype=dtype if form.narrow_beta else F32,
-        gate=form.gate,
-        rate=form.rate,
-        normalise=form.normalise,
-        v_first=form.v_first,
-        final=form.final,
+        **form.settled(dtype),
         scale=draw(pick(_SCALES)),
         **_draw_gate(draw, form, longest),
         beta=draw(_betas if form.rate == "value" else pick(_LOGITS)),
