@@ -264,7 +264,7 @@ import time
 
 from kda.case import Case
 from kda.implementations import implementation
-from kda.kernels.compile import COUNTS, generated_source, tilelang, tilelang
+from kda.kernels.compile import COUNTS, tilelang
 
 original, spans = tilelang().compile, []
 

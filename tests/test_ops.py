@@ -781,6 +781,8 @@ def test_what_lies_between_the_launches_is_of_one_call(monkeypatch):
     written, read = seen[::2], seen[1::2]
     assert [list(map(id, tiles)) for tiles in written] == [list(map(id, tiles)) for tiles in read]
     assert [sum(t.nbytes for t in tiles) for tiles in written] == [2 * chunks * 74624 for chunks in (2, 2, 4)]
+    for tile in itertools.chain(*written):  # made by a function that checks no bounds
+        assert tile.storage_offset() * tile.itemsize + tile.nbytes <= tile.untyped_storage().nbytes()
     lie = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for tiles in written for t in tiles)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(lie))
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import hypothesis
 import psutil
@@ -32,6 +32,8 @@ from kda.suite.watch import GpuLost, Watch, last_case
 
 if TYPE_CHECKING:
     from kda.suite.operation_laws import OperationSubject
+
+AnySubject = TypeVar("AnySubject", Subject, "OperationSubject")
 
 #: Cases per law and subject.
 PROFILES = {"gate": 100, "dev": 100, "nightly": 2000, "replay": 0}
@@ -122,7 +124,10 @@ class Plan:
     def subjects(self, law: Law | None) -> list[Subject]:
         """The subjects of `law` (of any, where None), the simplest first."""
         chosen = self.implementation, self.target
-        subjects = subjects_of(*chosen) if law is None else law.subjects(*chosen)
+        return self.asked_for(subjects_of(*chosen) if law is None else law.subjects(*chosen))
+
+    def asked_for(self, subjects: list[AnySubject]) -> list[AnySubject]:
+        """Those of `subjects` with an operand format that this run is about."""
         return [
             s
             for s in subjects
@@ -396,8 +401,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         plan = metafunc.config.stash[_PLAN]
         operations = [] if plan.case is not None else operation_subjects(plan.implementation, plan.target)
-        wanted = [s for s in operations if plan.dtypes is None or s.dtype.short in plan.dtypes]
-        programs = [program for s in wanted for program in programs_of(s)]
+        programs = [program for s in plan.asked_for(operations) for program in programs_of(s)]
         metafunc.parametrize(("subject", "form"), programs, ids=[f"{form.id}-{s.id}" for s, form in programs])
 
 
