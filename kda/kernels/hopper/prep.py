@@ -51,6 +51,8 @@ GROUPS = CHUNK // GROUP
 THREADS = 32 * GROUPS
 #: Channels of one thread.
 E = D // 32
+#: Rows whose channels have all decayed to at least this since the chunk began have its beginning for an anchor.
+NEAR = 2.0**-60
 #: A row of M in shared memory: no two of four blocks that are read side by side meet in a bank.
 LD = 68
 
@@ -85,6 +87,11 @@ __device__ __forceinline__ int kda_first_of_64(bool low, bool high) {
   const unsigned lows = __ballot_sync(0xffffffffu, low), highs = __ballot_sync(0xffffffffu, high);
   return lows ? __ffs(lows) - 1 : highs ? 31 + __ffs(highs) : 64;
 }
+__device__ __forceinline__ float kda_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 __device__ __forceinline__ void kda_prefetch(const void *address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
@@ -110,14 +117,12 @@ def _wide(x: Any, r: Any, e: Any) -> Any:
 
 
 @T.macro
-def _dot(j, slot, a, q, k, e, decayed, sums):  # type: ignore[no-untyped-def]
-    # Channel e of row i against key j, for i >= j: q first, then k, into sums[slot ..].
+def _column(j, first, a, x, k, e, decayed, sums):  # type: ignore[no-untyped-def]
+    # Channel e of the rows of x behind token j against key j, into sums[first ..].
     decayed[0] = _wide(k, j, e)
-    sums[slot] = sums[slot] + _wide(q, j, e) * decayed[0]
     for r in T.unroll(GROUP - 1 - j):
         decayed[0] = decayed[0] * a[j + 1 + r, e]
-        sums[slot + 1 + r] = sums[slot + 1 + r] + _wide(q, j + 1 + r, e) * decayed[0]
-        sums[slot + GROUP - j + r] = sums[slot + GROUP - j + r] + _wide(k, j + 1 + r, e) * decayed[0]
+        sums[first + r] = sums[first + r] + _wide(x, j + 1 + r, e) * decayed[0]
 
 
 @T.macro
@@ -129,35 +134,55 @@ def _spread(lane, step, count, sums, sent):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _couple(j, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent):  # type: ignore[no-untyped-def]
-    # Column j of the diagonal block has 8 - j products with q and 7 - j with k, so that columns j and 7 - j have 16.
-    # q and k come from shared memory each time: kept in registers for all columns they would not fit.
+def _couple(j, lane, row, c0, X_s, K_s, a, x, k, decayed, sums, own, sent):  # type: ignore[no-untyped-def]
+    # Columns j and 7 - j of the block on the diagonal of x k^T: 7 products below the diagonal, in the eighth place that
+    # of token j with itself, and that of token 7 - j in `own`. x and k come from shared memory each time: kept in
+    # registers for all columns they would not fit.
     T.sync_warp()
     for r in T.unroll(GROUP - j):
         for e in T.vectorized(E):
-            q[j + r, e] = Q_s[row + j + r, c0 + e]
-        for e in T.vectorized(E):
-            k[j + r, e] = K_s[row + j + r, c0 + e]
-    for n in T.unroll(2 * GROUP):
+            x[j + r, e] = X_s[row + j + r, c0 + e]
+    for e in T.vectorized(E):
+        k[j, e] = K_s[row + j, c0 + e]
+    for e in T.vectorized(E):
+        k[7 - j, e] = K_s[row + 7 - j, c0 + e]
+    for n in T.unroll(GROUP):
         sums[n] = 0.0
+    own[j] = 0.0
     for e in T.unroll(E):
-        _dot(j, 0, a, q, k, e, decayed, sums)
-        _dot(7 - j, 15 - 2 * j, a, q, k, e, decayed, sums)
-    _spread(lane, 16, 16, sums, sent)
-    _spread(lane, 8, 8, sums, sent)
-    _spread(lane, 4, 4, sums, sent)
-    _spread(lane, 2, 2, sums, sent)
+        sums[7] = sums[7] + _wide(x, j, e) * _wide(k, j, e)
+        own[j] = own[j] + _wide(x, 7 - j, e) * _wide(k, 7 - j, e)
+        _column(j, 0, a, x, k, e, decayed, sums)
+        _column(7 - j, 7 - j, a, x, k, e, decayed, sums)
+    _spread(lane, 16, 8, sums, sent)
+    _spread(lane, 8, 4, sums, sent)
+    _spread(lane, 4, 2, sums, sent)
 
 
 @T.macro
-def _pairs(half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, two, sent, pairs):  # type: ignore[no-untyped-def]
-    # Two couples of columns are 32 sums: lane n ends with sum n // 2 of couple n % 2.
-    _couple(2 * half, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent)
-    two[0] = sums[0]
-    _couple(2 * half + 1, lane, row, c0, Q_s, K_s, a, q, k, decayed, sums, sent)
-    two[1] = sums[0]
-    _spread(lane, 1, 2, two, sent)
-    pairs[half] = two[0]
+def _pairs(lane, row, c0, X_s, K_s, a, x, k, decayed, sums, four, own, sent):  # type: ignore[no-untyped-def]
+    # The block on the diagonal: lane n ends with sum n // 4 of couple n % 4, in four[0]; see _pair_of.
+    for j in T.unroll(4):
+        _couple(j, lane, row, c0, X_s, K_s, a, x, k, decayed, sums, own, sent)
+        four[j] = sums[0]
+    _spread(lane, 2, 4, four, sent)
+    _spread(lane, 1, 2, four, sent)
+
+
+@T.macro
+def _own(lane, own, sent):  # type: ignore[no-untyped-def]
+    # Tokens 7 to 4 with themselves, for which no couple has a place: lane n ends with that of token 7 - n % 4.
+    _spread(lane, 2, 4, own, sent)
+    _spread(lane, 1, 2, own, sent)
+    for step in T.unroll(3):
+        own[0] = own[0] + T.shfl_xor(own[0], 16 >> step)
+
+
+def _pair_of(lane: Any) -> tuple[Any, Any]:
+    """Column and row of what a lane has after `_pairs`."""
+    j, n = lane % 4, lane // 4
+    column = T.if_then_else(T.Or(n == 7, n < 7 - j), j, 7 - j)
+    return column, T.if_then_else(n == 7, j, T.if_then_else(n < 7 - j, j + 1 + n, 1 + n))
 
 
 @T.macro
@@ -167,17 +192,21 @@ def _lost(value, operand):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _store_pair(half, lane, group, pairs, M_s, A_s, kept, operand):  # type: ignore[no-untyped-def]
-    first = 2 * half + lane % 2
-    of_first = lane // 2 < 15 - 2 * first
-    j = T.if_then_else(of_first, first, 7 - first)
-    n = T.if_then_else(of_first, lane // 2, lane // 2 - (15 - 2 * first))
-    if n < GROUP - j:
-        A_s[group * GROUP + j + n, group * GROUP + j] = T.Cast(operand, pairs[half])
-    else:
-        M_s[group * GROUP + j + 1 + n - (GROUP - j), group * GROUP + j] = pairs[half]
-    if n == 0:
-        kept[GROUPS, CHUNK + group * GROUP + j] = _lost(pairs[half], operand)
+def _store_queries(lane, row, four, own, A_s, kept, operand):  # type: ignore[no-untyped-def]
+    j, i = _pair_of(lane)
+    A_s[row + i, row + j] = T.Cast(operand, four[0])
+    if i == j:
+        kept[GROUPS, CHUNK + row + j] = _lost(four[0], operand)
+    if lane < 4:
+        A_s[row + 7 - lane, row + 7 - lane] = T.Cast(operand, own[0])
+        kept[GROUPS, CHUNK + row + 7 - lane] = _lost(own[0], operand)
+
+
+@T.macro
+def _store_keys(lane, row, four, M_s, first):  # type: ignore[no-untyped-def]
+    j, i = _pair_of(lane)
+    if i > j and row + i >= first:
+        M_s[row + i, row + j] = four[0]
 
 
 @T.macro
@@ -217,6 +246,30 @@ def _write_level(X_s, at, below, place, r, kp, km, qp, c0, operand):  # type: ig
         _write(kp, at, X_s, 32 + place + r, c0, operand)
     else:
         _write(km, at, X_s, 64 + place + r, c0, operand)
+
+
+@T.macro
+def _until_end(a, until):  # type: ignore[no-untyped-def]
+    # What each token of a group decays by until its end.
+    for e in T.unroll(E):
+        until[GROUP - 1, e] = 1.0
+    for back in T.unroll(GROUP - 1):
+        for e in T.unroll(E):
+            until[GROUP - 2 - back, e] = until[GROUP - 1 - back, e] * a[GROUP - 1 - back, e]
+
+
+@T.macro
+def _factors(r, a, q, k, Q_s, K_s, row, c0, since, until, qp, kp, km):  # type: ignore[no-untyped-def]
+    # Token r of a group: q and k decayed since the group began, k until it ends.
+    for e in T.vectorized(E):
+        q[r, e] = Q_s[row + r, c0 + e]
+    for e in T.vectorized(E):
+        k[r, e] = K_s[row + r, c0 + e]
+    for e in T.unroll(E):
+        since[e] = since[e] * a[r, e]
+        qp[e] = _wide(q, r, e) * since[e]
+        kp[e] = _wide(k, r, e) * since[e]
+        km[e] = _wide(k, r, e) * until[r, e]
 
 
 @T.macro
@@ -271,7 +324,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
     """
     op = form.operand.name
     tokens, H, HV, S1, HA, HB, X = T.dynamic("tokens, H, HV, S1, HA, HB, X")
-    tf32 = form.operand is BF16
+    tf32 = anchored = form.operand is BF16
 
     @T.prim_func
     def kda_prep(
@@ -317,20 +370,24 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             q = T.alloc_local([GROUP, E], op)
             k = T.alloc_local([GROUP, E], op)
             a = T.alloc_local([GROUP, E], ACCUM)
-            ke = T.alloc_local([GROUP, E], op)
             until = T.alloc_local([GROUP, E], ACCUM)
             raw = T.alloc_local([GROUP, E], form.g_format.name)
             bias = T.alloc_local([E], ACCUM)
             slope = T.alloc_local([1], ACCUM)
-            sums = T.alloc_local([2 * GROUP], ACCUM)
-            two = T.alloc_local([2], ACCUM)
+            sums = T.alloc_local([GROUP], ACCUM)
+            of_queries = T.alloc_local([4], ACCUM)
+            of_keys = T.alloc_local([4], ACCUM)
+            own = T.alloc_local([4], ACCUM)
+            unused = T.alloc_local([4], ACCUM)
             sent = T.alloc_local([1], ACCUM)
             decayed = T.alloc_local([1], ACCUM)
-            pairs = T.alloc_local([2], ACCUM)
+            deep = T.alloc_local([1], "int32")  # the first row that is not near
             steep = T.alloc_local([1], "int32")  # the first row behind a beta above 1
             since = T.alloc_local([E], ACCUM)
             pre = T.alloc_local([E], ACCUM)
             post = T.alloc_local([E], ACCUM)
+            whole = T.alloc_local([E], ACCUM)
+            least = T.alloc_local([1], ACCUM)
             at32 = T.alloc_local([E], ACCUM)
             at16 = T.alloc_local([E], ACCUM)
             at8 = T.alloc_local([E], ACCUM)
@@ -349,6 +406,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             Qg_s = T.alloc_shared([CHUNK, D], op)
             Kg_s = T.alloc_shared([CHUNK, D], op)
             Ke_s = T.alloc_shared([CHUNK, D], op)
+            Kb_s = T.alloc_shared([CHUNK, D], op)
+            near_s = T.alloc_shared([CHUNK], ACCUM)  # by row, the least that a channel has decayed to
             M_s = T.alloc_shared([CHUNK, LD], ACCUM)
             M32_s = T.alloc_shared([32, 32], ACCUM)
             Ai_s = T.alloc_shared([CHUNK, 32], ACCUM)
@@ -363,6 +422,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             f32 = T.alloc_fragment([CHUNK, 32], ACCUM)
             f16 = T.alloc_fragment([CHUNK, 32], ACCUM)
             f8 = T.alloc_fragment([CHUNK, 32], ACCUM)
+            fQ = T.alloc_fragment([CHUNK, CHUNK], ACCUM)
+            fK = T.alloc_fragment([CHUNK, CHUNK], ACCUM)
             fT = T.alloc_fragment([32, 32], ACCUM)
             fA = T.alloc_fragment([32, 32], ACCUM)
             fW = T.alloc_fragment([CHUNK, D], ACCUM)
@@ -455,102 +516,148 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     _normalise(Qg_s, row + r, c0, f, sent, op)
                     _normalise(Kg_s, row + r, c0, f, sent, op)
 
-            # ---- Scores on the diagonal.
-            _pairs(0, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
-            _pairs(1, lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, two, sent, pairs)
+            # ---- Scores of the queries on the diagonal.
+            _pairs(lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, of_queries, own, sent)
+            _own(lane, own, sent)
 
             T.sync_threads()
-            # ---- What the other groups make of a product inside this one: since the chunk began, until its end, and
-            # since or until the border of each level, as this group lies below or above it.
+            # ---- What the other groups make of a product inside this one: since the chunk began, and until its end.
             for e in T.unroll(E):
+                whole[e] = 1.0
                 pre[e] = 1.0
                 post[e] = 1.0
-                at32[e] = 1.0
-                at16[e] = 1.0
-                at8[e] = 1.0
             for other in T.unroll(GROUPS):
                 for e in T.vectorized(E):
                     f[e] = total_s[other, c0 + e]
-                if other < group:
+                if other == group:
                     for e in T.unroll(E):
-                        pre[e] = pre[e] * f[e]
+                        pre[e] = whole[e]
                 if other > group:
                     for e in T.unroll(E):
                         post[e] = post[e] * f[e]
-                if other // 4 == group // 4 and (other - group) * (group // 4 * 2 - 1) < 0:
-                    for e in T.unroll(E):
-                        at32[e] = at32[e] * f[e]
-                if other // 2 == group // 2 and (other - group) * (group // 2 % 2 * 2 - 1) < 0:
-                    for e in T.unroll(E):
-                        at16[e] = at16[e] * f[e]
-            if group == GROUPS - 1:
                 for e in T.unroll(E):
-                    f[e] = pre[e] * since[e]
+                    whole[e] = whole[e] * f[e]
+            if group == GROUPS - 1:
                 for e in T.vectorized(E):
-                    decay[x, c0 + e] = f[e]
+                    decay[x, c0 + e] = whole[e]
             if group == 0:  # whose warp has the least to write below
                 for e in T.vectorized(2):
                     decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
 
-            # ---- Operands: decayed since a border, or until one.
+            # ---- Which rows are near: all, if the last one is; else each group looks at its own.
+            deep[0] = 0
+            if anchored:
+                deep[0] = CHUNK
+                least[0] = T.min(T.min(whole[0], whole[1]), T.min(whole[2], whole[3]))
+                if T.all_sync(least[0] >= NEAR) == 0:
+                    for e in T.unroll(E):
+                        f[e] = 1.0
+                    for r in T.unroll(GROUP):
+                        for e in T.unroll(E):
+                            f[e] = f[e] * a[r, e]
+                            since[e] = f[e] * pre[e]
+                        least[0] = T.min(T.min(since[0], since[1]), T.min(since[2], since[3]))
+                        near_s[row + r] = T.Cast(ACCUM, T.all_sync(least[0] >= NEAR))
+                    T.sync_threads()
+                    deep[0] = T.call_extern(
+                        "int32", "kda_first_of_64", near_s[lane] == 0.0, near_s[32 + lane] == 0.0
+                    )
+
+            # ---- Scores of the rows that are not near.
+            if deep[0] < CHUNK:
+                if deep[0] < row + GROUP:
+                    _pairs(lane, row, c0, Kg_s, Kg_s, a, q, k, decayed, sums, of_keys, unused, sent)
+                _until_end(a, until)
+                # Since or until the border of each level, as this group lies below or above it.
+                for e in T.unroll(E):
+                    at32[e] = 1.0
+                    at16[e] = 1.0
+                    at8[e] = 1.0
+                    since[e] = 1.0
+                for other in T.unroll(GROUPS):
+                    for e in T.vectorized(E):
+                        f[e] = total_s[other, c0 + e]
+                    if other // 4 == group // 4 and (other - group) * (group // 4 * 2 - 1) < 0:
+                        for e in T.unroll(E):
+                            at32[e] = at32[e] * f[e]
+                    if other // 2 == group // 2 and (other - group) * (group // 2 % 2 * 2 - 1) < 0:
+                        for e in T.unroll(E):
+                            at16[e] = at16[e] * f[e]
+                for r in T.unroll(GROUP):
+                    _factors(r, a, q, k, Qg_s, Kg_s, row, c0, since, until, qp, kp, km)
+                    _write_level(X32, at32, group // 4 == 1, group % 4 * GROUP, r, kp, km, qp, c0, op)
+                    _write_level(
+                        X16, at16, group // 2 % 2 == 1, group // 4 * 16 + group % 2 * GROUP, r, kp, km, qp, c0, op
+                    )
+                    _write_level(X8, at8, group % 2 == 1, group // 2 * GROUP, r, kp, km, qp, c0, op)
+                T.fence_proxy_async()
+                T.sync_threads()
+                T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(X16[0:64, :], X16[64:96, :], f16, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
+                T.wait_wgmma(0)
+                T.sync_threads()  # the operands have been read: their bytes are other tiles' from here on
+                if deep[0] < row + GROUP:
+                    _store_keys(lane, row, of_keys, M_s, deep[0])
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i < 32 and 32 + i >= deep[0]:
+                        Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i >= 32 and i >= deep[0]:
+                        M32_s[i - 32, j] = f32[i, j] * total_s[GROUPS, j]
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i // 16 == j // 16 and 16 + i // 16 * 32 + i % 16 >= deep[0]:
+                        Aqk_s[16 + i // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = T.Cast(op, f16[i, j])
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i // 16 == j // 16 + 2 and 16 + (i - 32) // 16 * 32 + i % 16 >= deep[0]:
+                        M_s[16 + (i - 32) // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = (
+                            f16[i, j] * total_s[GROUPS, j // 16 * 32 + j % 16]
+                        )
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i // 8 == j // 8 and 8 + i // 8 * 16 + i % 8 >= deep[0]:
+                        Aqk_s[8 + i // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = T.Cast(op, f8[i, j])
+                for i, j in T.Parallel(CHUNK, 32):
+                    if i // 8 == j // 8 + 4 and 8 + (i - 32) // 8 * 16 + i % 8 >= deep[0]:
+                        M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
+
+            # ---- Operands, decayed since the chunk began or until it ends; keys carried back to where it began.
+            _until_end(a, until)
             for e in T.unroll(E):
-                until[GROUP - 1, e] = 1.0
                 since[e] = 1.0
-            for back in T.unroll(GROUP - 1):
-                for e in T.unroll(E):
-                    until[GROUP - 2 - back, e] = until[GROUP - 1 - back, e] * a[GROUP - 1 - back, e]
             for r in T.unroll(GROUP):
-                for e in T.vectorized(E):
-                    q[r, e] = Qg_s[row + r, c0 + e]
-                for e in T.vectorized(E):
-                    k[r, e] = Kg_s[row + r, c0 + e]
-                for e in T.unroll(E):
-                    since[e] = since[e] * a[r, e]
-                    qp[e] = _wide(q, r, e) * since[e]
-                    kp[e] = _wide(k, r, e) * since[e]
-                    km[e] = _wide(k, r, e) * until[r, e]
-                for e in T.vectorized(E):
-                    ke[r, e] = T.Cast(op, -kp[e] * pre[e])
+                _factors(r, a, q, k, Qg_s, Kg_s, row, c0, since, until, qp, kp, km)
                 _write(qp, pre, Qg_s, row + r, c0, op)
                 _write(km, post, Kg_s, row + r, c0, op)
-                _write_level(X32, at32, group // 4 == 1, group % 4 * GROUP, r, kp, km, qp, c0, op)
-                _write_level(X16, at16, group // 2 % 2 == 1, group // 4 * 16 + group % 2 * GROUP, r, kp, km, qp, c0, op)
-                _write_level(X8, at8, group % 2 == 1, group // 2 * GROUP, r, kp, km, qp, c0, op)
+                for e in T.unroll(E):
+                    kp[e] = -kp[e]
+                _write(kp, pre, Ke_s, row + r, c0, op)
+                if anchored:
+                    for e in T.unroll(E):
+                        f[e] = T.call_extern(ACCUM, "kda_reciprocal", since[e] * pre[e])
+                    for e in T.vectorized(E):
+                        Kb_s[row + r, c0 + e] = T.Cast(op, _wide(k, r, e) * f[e])
 
-            # ---- Scores across the borders.
-            T.fence_proxy_async()
-            T.sync_threads()
-            T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)
-            T.wgmma_gemm(X16[0:64, :], X16[64:96, :], f16, transpose_B=True, clear_accum=True)
-            T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
-            T.wait_wgmma(0)
-            T.sync_threads()  # the operands have been read: their bytes are other tiles' from here on
-            for r in T.unroll(GROUP):
-                for e in T.vectorized(E):
-                    Ke_s[group * GROUP + r, c0 + e] = ke[r, e]
-            _store_pair(0, lane, group, pairs, M_s, Aqk_s, total_s, op)
-            _store_pair(1, lane, group, pairs, M_s, Aqk_s, total_s, op)
+            # ---- Scores of near rows: M everywhere, A_qk below the diagonal blocks.
+            if anchored:
+                T.fence_proxy_async()
+                T.sync_threads()
+                T.wgmma_gemm(Ke_s, Kb_s, fK, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(Qg_s, Kb_s, fQ, transpose_B=True, clear_accum=True)
+                T.wait_wgmma(0)
+                for i, j in T.Parallel(CHUNK, CHUNK):
+                    if i < deep[0] and i // 16 == j // 16:
+                        M_s[i, j] = -fK[i, j]
+                for i, j in T.Parallel(CHUNK, CHUNK):
+                    if i < deep[0] and i // 32 == j // 32 and i // 16 > j // 16:
+                        M_s[i, j] = -fK[i, j] * total_s[GROUPS, j]
+                for i, j in T.Parallel(CHUNK, CHUNK):
+                    if i < deep[0] and i // 32 > j // 32:
+                        M32_s[i - 32, j] = -fK[i, j] * total_s[GROUPS, j]
+                for i, j in T.Parallel(CHUNK, CHUNK):
+                    if i < deep[0] and i // 8 > j // 8:
+                        Aqk_s[i, j] = T.Cast(op, fQ[i, j])
+            _store_queries(lane, row, of_queries, own, Aqk_s, total_s, op)
             _clear_above(tx, lane, Aqk_s, op)
-            for i, j in T.Parallel(CHUNK, 32):
-                if i < 32:
-                    Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
-            for i, j in T.Parallel(CHUNK, 32):
-                if i >= 32:
-                    M32_s[i - 32, j] = f32[i, j] * total_s[GROUPS, j]
-            for i, j in T.Parallel(CHUNK, 32):
-                if i // 16 == j // 16:
-                    Aqk_s[16 + i // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = T.Cast(op, f16[i, j])
-            for i, j in T.Parallel(CHUNK, 32):
-                if i // 16 == j // 16 + 2:
-                    M_s[16 + (i - 32) // 16 * 32 + i % 16, j // 16 * 32 + j % 16] = (
-                        f16[i, j] * total_s[GROUPS, j // 16 * 32 + j % 16]
-                    )
-            for i, j in T.Parallel(CHUNK, 32):
-                if i // 8 == j // 8:
-                    Aqk_s[8 + i // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = T.Cast(op, f8[i, j])
-            for i, j in T.Parallel(CHUNK, 32):
-                if i // 8 == j // 8 + 4:
-                    M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
             T.sync_threads()
             steep[0] = T.call_extern(
                 "int32", "kda_first_of_64", total_s[GROUPS, lane] > 1.0, total_s[GROUPS, 32 + lane] > 1.0
