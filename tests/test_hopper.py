@@ -24,28 +24,29 @@ KIB = 1024
 #: Two programs of `prep` share a multiprocessor, with 1 KiB of its 228 for the system each.
 HALF = (228 << 10) // 2 - 1024
 
-#: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 operands, 2 scores,
-#: 3 scatter, 4 solve, 5 the merge to 32, 6 and 7 the two products of the merge to 64, 8 A, 9 W, 10 stores.
+#: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 totals, 2 operands of
+#: the levels, 3 their scores, 4 scatter and operands, 5 scores of near rows and their scatter, 6 solve, 7 the merge to
+#: 32, 8 and 9 the two products of the merge to 64, 10 A, 11 W, 12 stores. Where all rows are near, 2 and 3 are left out.
 LIVES = {
-    "Qg_s": (0, 10),
-    "Kg_s": (0, 10),
-    "total_s": (0, 4),
-    "X32": (1, 2),
-    "X16": (1, 2),
-    "X8": (1, 2),
-    "Ke_s": (3, 9),
-    "Aqk_s": (3, 10),
-    "M_s": (3, 5),
-    "M32_s": (3, 6),
-    "Ai_s": (4, 9),
-    "T16_s": (5, 5),
-    "T32_s": (6.5, 7),  # the first product waits before it is written, and so does the second in float32
-    "A21_s": (7.5, 9),
-    "A_s": (8, 10),
-    "W_s": (10, 10),
+    "Qg_s": (0, 12),
+    "Kg_s": (0, 12),
+    "total_s": (0, 6),
+    "X32": (2, 3),
+    "X16": (2, 3),
+    "X8": (2, 3),
+    "Ke_s": (4, 11),
+    "Aqk_s": (4, 12),
+    "M_s": (4, 7),
+    "M32_s": (4, 8),
+    "Ai_s": (6, 11),
+    "T16_s": (7, 7),
+    "T32_s": (8.5, 9),  # the first product waits before it is written, and so does the second in float32
+    "A21_s": (9.5, 11),
+    "A_s": (10, 12),
+    "W_s": (12, 12),
 }
 #: With bf16 the merge to 64 may be done twice, the first time on the tensor cores, which do not wait before they write.
-LIVES_BF16 = {"M32_s": (3, 7), "A21_s": (7, 9)}
+LIVES_BF16 = {"near_s": (1, 2), "Kb_s": (4, 5), "M32_s": (4, 9), "A21_s": (9, 11)}
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,17 @@ a's, so that it is at most 1 whatever the gates are, and no later token enters i
 each of its threads 4 channels of all 8: products inside a group stay in registers, totals of groups meet in shared
 memory.
 
-Scores. M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31 across the border at 32, then
-16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of rows decayed since the border
-and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in float32.
+Scores, M and A_qk. In bf16 a row is near while no channel has lost more than a factor of 2^60 since the chunk began.
+That beginning is the one anchor of all near rows: K e^gamma and Q e^gamma against K_b = k / e^gamma, one product each.
+A bf16 has the exponents of float32, so that neither factor loses anything. Decays only fall: near rows are the first
+ones of a chunk, and only gates up to a row decide.
+In float16, and for the other rows, M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31
+across the border at 32, then 16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of
+rows decayed since the border and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in
+float32; in A_qk that of near rows, too, on whose few numbers the outputs of a first group hang.
 
-Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread; then A_21 = -A_22 L_21 A_11, twice, where
+Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread, by the first warpgroup, which makes M of
+near rows, while the second makes their A_qk; then A_21 = -A_22 L_21 A_11, twice, where
 L = M diag(beta): beta is multiplied into a block of M that a merge reads when it is put into shared memory, and in the
 substitution into the numbers that are substituted.
 
@@ -37,6 +43,7 @@ import tilelang.language as T
 from kda.formats import BF16
 from kda.kernels.form import Form
 from kda.kernels.prologue import exp, log_gate, rate
+from kda.references.hopper import NEAR
 from kda.references.prologue import EPSILON
 
 __all__ = ["CHUNK", "D", "prep"]
@@ -49,10 +56,9 @@ D = 128
 GROUP = 8
 GROUPS = CHUNK // GROUP
 THREADS = 32 * GROUPS
+WARPGROUP = 128
 #: Channels of one thread.
 E = D // 32
-#: Rows whose channels have all decayed to at least this since the chunk began have its beginning for an anchor.
-NEAR = 2.0**-60
 #: A row of M in shared memory: no two of four blocks that are read side by side meet in a bank.
 LD = 68
 
@@ -117,12 +123,15 @@ def _wide(x: Any, r: Any, e: Any) -> Any:
 
 
 @T.macro
-def _column(j, first, a, x, k, e, decayed, sums):  # type: ignore[no-untyped-def]
-    # Channel e of the rows of x behind token j against key j, into sums[first ..].
+def _column(j, first, queries, keys, a, q, k, e, decayed, of_queries, of_keys):  # type: ignore[no-untyped-def]
+    # Channel e of the rows behind token j against key j, into the sums from `first` on.
     decayed[0] = _wide(k, j, e)
     for r in T.unroll(GROUP - 1 - j):
         decayed[0] = decayed[0] * a[j + 1 + r, e]
-        sums[first + r] = sums[first + r] + _wide(x, j + 1 + r, e) * decayed[0]
+        if queries:
+            of_queries[first + r] = of_queries[first + r] + _wide(q, j + 1 + r, e) * decayed[0]
+        if keys:
+            of_keys[first + r] = of_keys[first + r] + _wide(k, j + 1 + r, e) * decayed[0]
 
 
 @T.macro
@@ -134,48 +143,64 @@ def _spread(lane, step, count, sums, sent):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _couple(j, lane, row, c0, X_s, K_s, a, x, k, decayed, sums, own, sent):  # type: ignore[no-untyped-def]
-    # Columns j and 7 - j of the block on the diagonal of x k^T: 7 products below the diagonal, in the eighth place that
-    # of token j with itself, and that of token 7 - j in `own`. x and k come from shared memory each time: kept in
-    # registers for all columns they would not fit.
+def _couple(  # type: ignore[no-untyped-def]
+    j, queries, keys, lane, row, c0, Q_s, K_s, a, q, k, decayed, of_queries, of_keys, own, sent
+):
+    # Columns j and 7 - j of the diagonal block: 7 products with q and 7 with k; in the eighth place of q token j with
+    # itself, and token 7 - j in `own`. q and k come from shared memory each time: kept in registers for all columns
+    # they would not fit.
     T.sync_warp()
     for r in T.unroll(GROUP - j):
+        if queries:
+            for e in T.vectorized(E):
+                q[j + r, e] = Q_s[row + j + r, c0 + e]
+        if keys:
+            for e in T.vectorized(E):
+                k[j + r, e] = K_s[row + j + r, c0 + e]
+    if not keys:
         for e in T.vectorized(E):
-            x[j + r, e] = X_s[row + j + r, c0 + e]
-    for e in T.vectorized(E):
-        k[j, e] = K_s[row + j, c0 + e]
-    for e in T.vectorized(E):
-        k[7 - j, e] = K_s[row + 7 - j, c0 + e]
+            k[j, e] = K_s[row + j, c0 + e]
+        for e in T.vectorized(E):
+            k[7 - j, e] = K_s[row + 7 - j, c0 + e]
     for n in T.unroll(GROUP):
-        sums[n] = 0.0
-    own[j] = 0.0
+        if queries:
+            of_queries[n] = 0.0
+        if keys:
+            of_keys[n] = 0.0
+    if queries:
+        own[j] = 0.0
     for e in T.unroll(E):
-        sums[7] = sums[7] + _wide(x, j, e) * _wide(k, j, e)
-        own[j] = own[j] + _wide(x, 7 - j, e) * _wide(k, 7 - j, e)
-        _column(j, 0, a, x, k, e, decayed, sums)
-        _column(7 - j, 7 - j, a, x, k, e, decayed, sums)
-    _spread(lane, 16, 8, sums, sent)
-    _spread(lane, 8, 4, sums, sent)
-    _spread(lane, 4, 2, sums, sent)
+        if queries:
+            of_queries[7] = of_queries[7] + _wide(q, j, e) * _wide(k, j, e)
+            own[j] = own[j] + _wide(q, 7 - j, e) * _wide(k, 7 - j, e)
+        _column(j, 0, queries, keys, a, q, k, e, decayed, of_queries, of_keys)
+        _column(7 - j, 7 - j, queries, keys, a, q, k, e, decayed, of_queries, of_keys)
+    for wanted, sums in ((queries, of_queries), (keys, of_keys)):
+        if wanted:
+            _spread(lane, 16, 8, sums, sent)
+            _spread(lane, 8, 4, sums, sent)
+            _spread(lane, 4, 2, sums, sent)
 
 
 @T.macro
-def _pairs(lane, row, c0, X_s, K_s, a, x, k, decayed, sums, four, own, sent):  # type: ignore[no-untyped-def]
-    # The block on the diagonal: lane n ends with sum n // 4 of couple n % 4, in four[0]; see _pair_of.
+def _pairs(  # type: ignore[no-untyped-def]
+    queries, keys, lane, row, c0, Q_s, K_s, a, q, k, decayed, of_queries, of_keys, with_q, with_k, own, sent
+):
+    # The diagonal block of A_qk, of M, or of both: lane n ends with sum n // 4 of couple n % 4, see _pair_of; and with
+    # q.k of token 7 - n % 4, for which no couple has a place.
     for j in T.unroll(4):
-        _couple(j, lane, row, c0, X_s, K_s, a, x, k, decayed, sums, own, sent)
-        four[j] = sums[0]
-    _spread(lane, 2, 4, four, sent)
-    _spread(lane, 1, 2, four, sent)
-
-
-@T.macro
-def _own(lane, own, sent):  # type: ignore[no-untyped-def]
-    # Tokens 7 to 4 with themselves, for which no couple has a place: lane n ends with that of token 7 - n % 4.
-    _spread(lane, 2, 4, own, sent)
-    _spread(lane, 1, 2, own, sent)
-    for step in T.unroll(3):
-        own[0] = own[0] + T.shfl_xor(own[0], 16 >> step)
+        _couple(j, queries, keys, lane, row, c0, Q_s, K_s, a, q, k, decayed, of_queries, of_keys, own, sent)
+        if queries:
+            with_q[j] = of_queries[0]
+        if keys:
+            with_k[j] = of_keys[0]
+    for wanted, sums in ((queries, with_q), (queries, own), (keys, with_k)):
+        if wanted:
+            _spread(lane, 2, 4, sums, sent)
+            _spread(lane, 1, 2, sums, sent)
+    if queries:
+        for step in T.unroll(3):
+            own[0] = own[0] + T.shfl_xor(own[0], 16 >> step)
 
 
 def _pair_of(lane: Any) -> tuple[Any, Any]:
@@ -233,6 +258,12 @@ def _normalise(X_s, row, c0, f, sent, operand):  # type: ignore[no-untyped-def]
 
 
 @T.macro
+def _round(f, tile, row, c0, operand):  # type: ignore[no-untyped-def]
+    for e in T.vectorized(E):
+        tile[row, c0 + e] = T.Cast(operand, f[e])
+
+
+@T.macro
 def _write(f, factor, tile, row, c0, operand):  # type: ignore[no-untyped-def]
     for e in T.vectorized(E):
         tile[row, c0 + e] = T.Cast(operand, f[e] * factor[e])
@@ -249,27 +280,57 @@ def _write_level(X_s, at, below, place, r, kp, km, qp, c0, operand):  # type: ig
 
 
 @T.macro
-def _until_end(a, until):  # type: ignore[no-untyped-def]
-    # What each token of a group decays by until its end.
+def _to_borders(group, c0, total_s, f, at32, at16, at8):  # type: ignore[no-untyped-def]
+    # What the other groups decay by since or until the border of each level, as this one lies below or above it.
     for e in T.unroll(E):
-        until[GROUP - 1, e] = 1.0
+        at32[e] = 1.0
+        at16[e] = 1.0
+        at8[e] = 1.0
+    for other in T.unroll(GROUPS):
+        for e in T.vectorized(E):
+            f[e] = total_s[other, c0 + e]
+        if other // 4 == group // 4 and (other - group) * (group // 4 * 2 - 1) < 0:
+            for e in T.unroll(E):
+                at32[e] = at32[e] * f[e]
+        if other // 2 == group // 2 and (other - group) * (group // 2 % 2 * 2 - 1) < 0:
+            for e in T.unroll(E):
+                at16[e] = at16[e] * f[e]
+
+
+@T.macro
+def _until(a, behind, until):  # type: ignore[no-untyped-def]
+    # What each token of a group decays by until its end, and behind it.
+    for e in T.unroll(E):
+        until[GROUP - 1, e] = behind[e]
     for back in T.unroll(GROUP - 1):
         for e in T.unroll(E):
             until[GROUP - 2 - back, e] = until[GROUP - 1 - back, e] * a[GROUP - 1 - back, e]
 
 
 @T.macro
-def _factors(r, a, q, k, Q_s, K_s, row, c0, since, until, qp, kp, km):  # type: ignore[no-untyped-def]
-    # Token r of a group: q and k decayed since the group began, k until it ends.
+def _reload(r, row, c0, Q_s, K_s, q, k):  # type: ignore[no-untyped-def]
     for e in T.vectorized(E):
         q[r, e] = Q_s[row + r, c0 + e]
     for e in T.vectorized(E):
         k[r, e] = K_s[row + r, c0 + e]
+
+
+@T.macro
+def _operands(r, a, pre, q, k, qp, kp, grown, anchored):  # type: ignore[no-untyped-def]
+    # Token r, decayed since the chunk began: q, -k; and k carried back to that beginning. `pre` moves on to token r.
     for e in T.unroll(E):
-        since[e] = since[e] * a[r, e]
-        qp[e] = _wide(q, r, e) * since[e]
-        kp[e] = _wide(k, r, e) * since[e]
-        km[e] = _wide(k, r, e) * until[r, e]
+        pre[e] = pre[e] * a[r, e]
+        qp[e] = _wide(q, r, e) * pre[e]
+        kp[e] = -_wide(k, r, e) * pre[e]
+    if anchored:
+        for e in T.unroll(E):
+            grown[e] = _wide(k, r, e) * T.call_extern(ACCUM, "kda_reciprocal", pre[e])
+
+
+@T.macro
+def _put(tile, at, c0, values, r):  # type: ignore[no-untyped-def]
+    for e in T.vectorized(E):
+        tile[at, c0 + e] = values[r, e]
 
 
 @T.macro
@@ -370,15 +431,17 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             q = T.alloc_local([GROUP, E], op)
             k = T.alloc_local([GROUP, E], op)
             a = T.alloc_local([GROUP, E], ACCUM)
+            ke = T.alloc_local([GROUP, E], op)
+            kb = T.alloc_local([GROUP, E], op)
             until = T.alloc_local([GROUP, E], ACCUM)
             raw = T.alloc_local([GROUP, E], form.g_format.name)
             bias = T.alloc_local([E], ACCUM)
             slope = T.alloc_local([1], ACCUM)
-            sums = T.alloc_local([GROUP], ACCUM)
-            of_queries = T.alloc_local([4], ACCUM)
-            of_keys = T.alloc_local([4], ACCUM)
+            of_queries = T.alloc_local([GROUP], ACCUM)
+            of_keys = T.alloc_local([GROUP], ACCUM)
+            with_q = T.alloc_local([4], ACCUM)
+            with_k = T.alloc_local([4], ACCUM)
             own = T.alloc_local([4], ACCUM)
-            unused = T.alloc_local([4], ACCUM)
             sent = T.alloc_local([1], ACCUM)
             decayed = T.alloc_local([1], ACCUM)
             deep = T.alloc_local([1], "int32")  # the first row that is not near
@@ -394,6 +457,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             qp = T.alloc_local([E], ACCUM)
             kp = T.alloc_local([E], ACCUM)
             km = T.alloc_local([E], ACCUM)
+            grown = T.alloc_local([E], ACCUM)
             f = T.alloc_local([E], ACCUM)
             y = T.alloc_local([16], ACCUM)
             by = T.alloc_local([1], ACCUM)
@@ -424,9 +488,12 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             f8 = T.alloc_fragment([CHUNK, 32], ACCUM)
             fQ = T.alloc_fragment([CHUNK, CHUNK], ACCUM)
             fK = T.alloc_fragment([CHUNK, CHUNK], ACCUM)
+            beta_f = T.alloc_fragment([CHUNK], ACCUM)
             fT = T.alloc_fragment([32, 32], ACCUM)
             fA = T.alloc_fragment([32, 32], ACCUM)
             fW = T.alloc_fragment([CHUNK, D], ACCUM)
+
+            pairs_of = (lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, of_queries, of_keys, with_q, with_k, own, sent)
 
             hq[0] = T.truncdiv(h, sharing)
             _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows)
@@ -516,9 +583,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     _normalise(Qg_s, row + r, c0, f, sent, op)
                     _normalise(Kg_s, row + r, c0, f, sent, op)
 
-            # ---- Scores of the queries on the diagonal.
-            _pairs(lane, row, c0, Qg_s, Kg_s, a, q, k, decayed, sums, of_queries, own, sent)
-            _own(lane, own, sent)
+            # ---- Scores on the diagonal: of the queries, and of the keys where no row is near.
+            _pairs(True, not anchored, *pairs_of)
 
             T.sync_threads()
             # ---- What the other groups make of a product inside this one: since the chunk began, and until its end.
@@ -544,18 +610,18 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for e in T.vectorized(2):
                     decay[x, D + lane * 2 + e] = total_s[GROUPS, lane * 2 + e]
 
-            # ---- Which rows are near: all, if the last one is; else each group looks at its own.
+            # ---- Which rows are near: all, if the last one is; else each warp looks at its own.
             deep[0] = 0
             if anchored:
                 deep[0] = CHUNK
                 least[0] = T.min(T.min(whole[0], whole[1]), T.min(whole[2], whole[3]))
-                if T.all_sync(least[0] >= NEAR) == 0:
+                # Twice the bound, for a product of totals may be rounded up where one token by token is not.
+                if T.all_sync(least[0] >= 2 * NEAR) == 0:
                     for e in T.unroll(E):
-                        f[e] = 1.0
+                        since[e] = pre[e]
                     for r in T.unroll(GROUP):
                         for e in T.unroll(E):
-                            f[e] = f[e] * a[r, e]
-                            since[e] = f[e] * pre[e]
+                            since[e] = since[e] * a[r, e]
                         least[0] = T.min(T.min(since[0], since[1]), T.min(since[2], since[3]))
                         near_s[row + r] = T.Cast(ACCUM, T.all_sync(least[0] >= NEAR))
                     T.sync_threads()
@@ -563,33 +629,33 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                         "int32", "kda_first_of_64", near_s[lane] == 0.0, near_s[32 + lane] == 0.0
                     )
 
-            # ---- Scores of the rows that are not near.
+            # ---- Scores of rows that are not near, across the borders; and everybody's operands.
             if deep[0] < CHUNK:
-                if deep[0] < row + GROUP:
-                    _pairs(lane, row, c0, Kg_s, Kg_s, a, q, k, decayed, sums, of_keys, unused, sent)
-                _until_end(a, until)
-                # Since or until the border of each level, as this group lies below or above it.
+                if anchored:  # noqa: SIM102 - asked when the program is made
+                    if deep[0] < row + GROUP:
+                        _pairs(False, True, *pairs_of)
+                _to_borders(group, c0, total_s, f, at32, at16, at8)
+                _until(a, at8, until)
                 for e in T.unroll(E):
-                    at32[e] = 1.0
-                    at16[e] = 1.0
-                    at8[e] = 1.0
                     since[e] = 1.0
-                for other in T.unroll(GROUPS):
-                    for e in T.vectorized(E):
-                        f[e] = total_s[other, c0 + e]
-                    if other // 4 == group // 4 and (other - group) * (group // 4 * 2 - 1) < 0:
-                        for e in T.unroll(E):
-                            at32[e] = at32[e] * f[e]
-                    if other // 2 == group // 2 and (other - group) * (group // 2 % 2 * 2 - 1) < 0:
-                        for e in T.unroll(E):
-                            at16[e] = at16[e] * f[e]
                 for r in T.unroll(GROUP):
-                    _factors(r, a, q, k, Qg_s, Kg_s, row, c0, since, until, qp, kp, km)
+                    _reload(r, row, c0, Qg_s, Kg_s, q, k)
+                    _operands(r, a, pre, q, k, qp, kp, grown, anchored)
+                    _round(qp, Qg_s, row + r, c0, op)
+                    _round(kp, ke, r, 0, op)
+                    if anchored:
+                        _round(grown, kb, r, 0, op)
+                    for e in T.unroll(E):
+                        since[e] = since[e] * a[r, e]
+                        qp[e] = _wide(q, r, e) * since[e]
+                        kp[e] = _wide(k, r, e) * since[e]
+                        km[e] = _wide(k, r, e) * until[r, e]
                     _write_level(X32, at32, group // 4 == 1, group % 4 * GROUP, r, kp, km, qp, c0, op)
                     _write_level(
                         X16, at16, group // 2 % 2 == 1, group // 4 * 16 + group % 2 * GROUP, r, kp, km, qp, c0, op
                     )
                     _write_level(X8, at8, group % 2 == 1, group // 2 * GROUP, r, kp, km, qp, c0, op)
+                    _write(km, post, Kg_s, row + r, c0, op)
                 T.fence_proxy_async()
                 T.sync_threads()
                 T.wgmma_gemm(X32[0:64, :], X32[64:96, :], f32, transpose_B=True, clear_accum=True)
@@ -597,8 +663,11 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 T.wgmma_gemm(X8[0:64, :], X8[64:96, :], f8, transpose_B=True, clear_accum=True)
                 T.wait_wgmma(0)
                 T.sync_threads()  # the operands have been read: their bytes are other tiles' from here on
-                if deep[0] < row + GROUP:
-                    _store_keys(lane, row, of_keys, M_s, deep[0])
+                for r in T.unroll(GROUP):
+                    _put(Ke_s, row + r, c0, ke, r)
+                    if anchored:
+                        _put(Kb_s, row + r, c0, kb, r)
+                _store_keys(lane, row, with_k, M_s, deep[0])
                 for i, j in T.Parallel(CHUNK, 32):
                     if i < 32 and 32 + i >= deep[0]:
                         Aqk_s[32 + i, j] = T.Cast(op, f32[i, j])
@@ -619,64 +688,66 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                 for i, j in T.Parallel(CHUNK, 32):
                     if i // 8 == j // 8 + 4 and 8 + (i - 32) // 8 * 16 + i % 8 >= deep[0]:
                         M_s[8 + (i - 32) // 8 * 16 + i % 8, j // 8 * 16 + j % 8] = f8[i, j]
+            if anchored:  # noqa: SIM102 - asked when the program is made
+                if deep[0] >= CHUNK:
+                    _until(a, post, until)
+                    for r in T.unroll(GROUP):
+                        _reload(r, row, c0, Qg_s, Kg_s, q, k)
+                        for e in T.unroll(E):
+                            km[e] = _wide(k, r, e) * until[r, e]
+                        _round(km, Kg_s, row + r, c0, op)
+                        _operands(r, a, pre, q, k, qp, kp, grown, anchored)
+                        _round(qp, Qg_s, row + r, c0, op)
+                        _round(kp, Ke_s, row + r, c0, op)
+                        _round(grown, Kb_s, row + r, c0, op)
 
-            # ---- Operands, decayed since the chunk began or until it ends; keys carried back to where it began.
-            _until_end(a, until)
-            for e in T.unroll(E):
-                since[e] = 1.0
-            for r in T.unroll(GROUP):
-                _factors(r, a, q, k, Qg_s, Kg_s, row, c0, since, until, qp, kp, km)
-                _write(qp, pre, Qg_s, row + r, c0, op)
-                _write(km, post, Kg_s, row + r, c0, op)
-                for e in T.unroll(E):
-                    kp[e] = -kp[e]
-                _write(kp, pre, Ke_s, row + r, c0, op)
-                if anchored:
-                    for e in T.unroll(E):
-                        f[e] = T.call_extern(ACCUM, "kda_reciprocal", since[e] * pre[e])
-                    for e in T.vectorized(E):
-                        Kb_s[row + r, c0 + e] = T.Cast(op, _wide(k, r, e) * f[e])
-
-            # ---- Scores of near rows: M everywhere, A_qk below the diagonal blocks.
-            if anchored:
-                T.fence_proxy_async()
-                T.sync_threads()
-                T.wgmma_gemm(Ke_s, Kb_s, fK, transpose_B=True, clear_accum=True)
-                T.wgmma_gemm(Qg_s, Kb_s, fQ, transpose_B=True, clear_accum=True)
-                T.wait_wgmma(0)
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    if i < deep[0] and i // 16 == j // 16:
-                        M_s[i, j] = -fK[i, j]
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    if i < deep[0] and i // 32 == j // 32 and i // 16 > j // 16:
-                        M_s[i, j] = -fK[i, j] * total_s[GROUPS, j]
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    if i < deep[0] and i // 32 > j // 32:
-                        M32_s[i - 32, j] = -fK[i, j] * total_s[GROUPS, j]
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    if i < deep[0] and i // 8 > j // 8:
-                        Aqk_s[i, j] = T.Cast(op, fQ[i, j])
-            _store_queries(lane, row, of_queries, own, Aqk_s, total_s, op)
+            _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
             _clear_above(tx, lane, Aqk_s, op)
+            T.fence_proxy_async()
             T.sync_threads()
             steep[0] = T.call_extern(
                 "int32", "kda_first_of_64", total_s[GROUPS, lane] > 1.0, total_s[GROUPS, 32 + lane] > 1.0
             )
 
-            # ---- Solve: the 16 x 16 blocks of A, one column a thread.
-            if tx < CHUNK:
-                for r in T.unroll(16):
-                    y[r] = T.if_then_else(r == tx % 16, 1.0, 0.0)
-                for j in T.unroll(16):
-                    by[0] = y[j] * total_s[GROUPS, tx // 16 * 16 + j]
-                    for r in T.unroll(15 - j):
-                        y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * by[0]
-                for r in T.unroll(16):
-                    Ai_s[tx // 16 * 16 + r, tx % 32] = y[r]
-            else:
-                for r in T.unroll(16):
-                    if tx < 2 * CHUNK:  # above the diagonal of the 32 x 32 blocks
+            # ---- The first warpgroup: M of near rows, then the 16 x 16 blocks of A, one column a thread.
+            with T.ws(0):
+                if anchored:  # noqa: SIM102 - asked when the program is made
+                    if deep[0] > 0:
+                        T.wgmma_gemm(Ke_s, Kb_s, fK, transpose_B=True, clear_accum=True)
+                        T.copy(total_s[GROUPS, 0:CHUNK], beta_f)
+                        T.wait_wgmma(0)
+                        for i, j in T.Parallel(CHUNK, CHUNK):
+                            if i < deep[0] and i // 16 == j // 16:
+                                M_s[i, j] = -fK[i, j]
+                        for i, j in T.Parallel(CHUNK, CHUNK):
+                            if i < deep[0] and i // 32 == j // 32 and i // 16 > j // 16:
+                                M_s[i, j] = -fK[i, j] * beta_f[j]
+                        for i, j in T.Parallel(CHUNK, CHUNK):
+                            if i < deep[0] and i // 32 > j // 32:
+                                M32_s[i - 32, j] = -fK[i, j] * beta_f[j]
+                        T.sync_threads(5, WARPGROUP)
+                if tx < CHUNK:
+                    for r in T.unroll(16):
+                        y[r] = T.if_then_else(r == tx % 16, 1.0, 0.0)
+                    for j in T.unroll(16):
+                        by[0] = y[j] * total_s[GROUPS, tx // 16 * 16 + j]
+                        for r in T.unroll(15 - j):
+                            y[j + 1 + r] = y[j + 1 + r] - M_s[tx // 16 * 16 + j + 1 + r, tx // 16 * 16 + j] * by[0]
+                    for r in T.unroll(16):
+                        Ai_s[tx // 16 * 16 + r, tx % 32] = y[r]
+                else:
+                    for r in T.unroll(16):  # above the diagonal of the 32 x 32 blocks
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
+
+            # ---- The second: A_qk of near rows, below the diagonal blocks.
+            with T.ws(1):
+                if anchored:  # noqa: SIM102 - asked when the program is made
+                    if deep[0] > 0:
+                        T.wgmma_gemm(Qg_s, Kb_s, fQ, transpose_B=True, clear_accum=True)
+                        T.wait_wgmma(0)
+                        for i, j in T.Parallel(CHUNK, CHUNK):
+                            if i < deep[0] and i // 8 > j // 8:
+                                Aqk_s[i, j] = T.Cast(op, fQ[i, j])
                 if tx >= THREADS - 32:
                     for e in T.vectorized(2):
                         lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
