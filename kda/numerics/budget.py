@@ -17,12 +17,17 @@ from kda.numerics.domain import chunk_gamma, gate_window
 from kda.numerics.inverse import Roundings, inverse_error
 from kda.numerics.recurrence import run_chunk
 from kda.problem import Inputs, Outputs
+from kda.references.hopper import NEAR, NEAR_FORMATS
 
 __all__ = ["Budget", "Judged", "Units", "accumulated", "doubling_units", "judge", "mirror_units", "operand_units"]
 
 
 #: What a tensor core leaves out of a float32 operand that it reads as tf32, relative to it, at most.
 TF32_CUT = 2.0**-10
+
+#: Roundoffs in k e^-gamma that the e^gamma of a later token does not share: the last product of that e^gamma, its
+#: reciprocal, off by up to a unit in the last place, and the product with k.
+RECIPROCAL = 1 + 2 + 1
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Units:
     state: the same for the decay of the carried state over one chunk; floor: the smallest number that the accumulators
     hold. step: what each token adds to the relative error of the state; reference A's own, where it counts. merge: the
     relative error of a factor of the last merge of an inverse; steep: that of what is kept as the sum of two operands.
+    near: what every channel of a row has kept since the chunk began, at least, where keys grow back to that beginning.
     roundoff: one rounding of the accumulators, for a kernel that goes token by token (`kda.numerics.steps`).
     """
 
@@ -46,6 +52,7 @@ class Units:
     step: float = 0.0
     merge: float = 0.0
     steep: float = 0.0
+    near: float = inf
     roundoff: float = 0.0
 
 
@@ -77,16 +84,18 @@ class Judged:
     budget: Budget
 
 
-def _accumulation(inputs: Inputs, C: int, accumulator: Format, inverse: bool) -> float:
+def _accumulation(inputs: Inputs, C: int, dtype: Format, inverse: bool) -> float:
     """The relative error of one number that went through the accumulators, in units of their roundoff.
 
     Sums of n terms in any order err by about sqrt(n) roundoffs (Higham and Mary, 2019; n is the worst case): DK terms
     in M, A_qk, W S and Q S, C terms in the substitution, in A_qk V~ and in the state. An absolute error of gamma is a
     relative one of e^gamma. inverse: e^gamma is a product, of e^g.
     """
-    sizes = inputs.sizes
+    sizes, accumulator = inputs.sizes, _accumulator(dtype)
     length = min(C, sizes.N)
     of_decays = (_product_error if inverse else _gamma_error)(inputs.g, C, accumulator)
+    if of_decays and _near(dtype, inverse) < inf:
+        of_decays += RECIPROCAL
     roundings = 2 + sqrt(sizes.DK) + 2 * sqrt(length) + of_decays
     # Against float64, reference A's own error counts: its e^gamma is a product of rounded factors. So does that of an
     # explicit inverse (reference B), where equal keys and beta near 2 make its entries as large as they come.
@@ -164,14 +173,14 @@ def operand_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) 
         step=2 * F64.unit_roundoff if dtype is F64 else 0.0,
         merge=TF32_CUT + delta if dtype is BF16 else delta,
         steep=dtype.unit_roundoff**2 + delta,
+        near=_near(dtype, inverse),
         roundoff=_accumulator(dtype).unit_roundoff,
     )
 
 
 def accumulated(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> float:
     """The relative difference of two numbers that left the accumulators of a kernel with `dtype` operands."""
-    accumulator = _accumulator(dtype)
-    return accumulator.unit_roundoff * _accumulation(inputs, C, accumulator, inverse)
+    return _accumulator(dtype).unit_roundoff * _accumulation(inputs, C, dtype, inverse)
 
 
 def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -> Units:
@@ -179,7 +188,8 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -
 
     The accumulators of both differ by delta (see `accumulated`). A rounding to the operand format behind them then goes
     the other way with probability delta / 2u and is off by 2u: sqrt(2 u delta) in the mean square, and once in a while
-    one whole unit in a single element (the output's own). inverse: see `judge`.
+    one whole unit in a single element (the output's own). Both multiply their decays in the same order, so that the
+    same rows are near. inverse: see `judge`.
     """
     delta = accumulated(inputs, C, dtype, inverse)
     flips = sqrt(2 * dtype.unit_roundoff * delta)
@@ -192,6 +202,7 @@ def mirror_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False) -
         floor=_floor(dtype, inverse),
         merge=sqrt(TF32_CUT * delta) + delta if dtype is BF16 else delta,
         steep=dtype.unit_roundoff**2 + delta,
+        near=_near(dtype, inverse),
         roundoff=2 * _accumulator(dtype).unit_roundoff,
     )
 
@@ -200,7 +211,7 @@ def doubling_units(inputs: Inputs, C: int, dtype: Format, inverse: bool = False)
     """The errors between a run and one whose values are twice as large: every rounding is the same but for underflow.
 
     In float16 small values do underflow, and the difference can turn a rounding elsewhere the other way: there the two
-    are as far apart as a kernel and its mirror. inverse: see `judge`.
+    are as far apart as a kernel and its mirror. Which rows are near, M and A_qk hang on no value. inverse: see `judge`.
     """
     if dtype.min_exponent > -100:
         return mirror_units(inputs, C, dtype, inverse)
@@ -218,6 +229,10 @@ def _accumulator(dtype: Format) -> Format:
     return F64 if dtype is F64 else F32
 
 
+def _near(dtype: Format, inverse: bool) -> float:
+    return NEAR if inverse and dtype in NEAR_FORMATS else inf
+
+
 def _floor(dtype: Format, inverse: bool) -> float:
     accumulator = _accumulator(dtype)
     return 2 * accumulator.min_normal if inverse else accumulator.min_subnormal
@@ -231,9 +246,9 @@ def judge(
     sub_C: the length of the sub-chunks over which the exponent is split, C where None. pairs: it is not split inside
     them; the decay of each pair of tokens is formed in the accumulators. inverse: W and U are products with the rounded
     inverse of the triangular system, not its solution; every decay is a product of e^g, not e to a sum; below the
-    sub-chunks, blocks of sub_C, 2 sub_C, ... tokens are split, each at its own border; and what is subnormal in an
-    accumulator may be flushed to zero (the Hopper program). Arrays inside: S `[B, H, DK, DV]`, E `[B, H, DV]`,
-    R `[B, H, DK]`.
+    sub-chunks, blocks of sub_C, 2 sub_C, ... tokens are split, each at its own border, and near rows at the chunk's
+    beginning; and what is subnormal in an accumulator may be flushed to zero (the Hopper program). Arrays inside: S
+    `[B, H, DK, DV]`, E `[B, H, DV]`, R `[B, H, DK]`.
     """
     sizes = inputs.sizes
     # Products that underflow in an accumulator: DK of them in M, A_qk, W S and Q S, C in the substitution, in A_qk V~
@@ -280,6 +295,7 @@ def judge(
     weights = (k_abs * (units.normal / small)).sum(-1, keepdims=True)
     if pairs:  # no k e^-gamma: what is lost of k e^gamma and q e^gamma meets keys of earlier sub-chunks alone
         weights = np.zeros_like(weights)
+    q_flushed, k_flushed, back = _near_rows(q_abs, k_abs, np.moveaxis(chunk_gamma(inputs.g, C), 1, 0), units)
 
     for begin in range(0, sizes.N, C):
         at = slice(begin, begin + C)
@@ -302,6 +318,8 @@ def judge(
                 sums[0] += plain[first - 1]
             np.cumsum(sums, axis=0, out=sums)
             amplified_before[first + 1 : first + window] = sums[:-1]
+        grown_before = np.zeros_like(w_abs)  # sum of |k e^-gamma|_1 |w|, likewise, of near rows
+        np.cumsum((back[at] * w_abs)[:-1], axis=0, out=grown_before[1:])
         room = w_abs if inverse else np.maximum(w_abs, beta[at] * np.abs(v[at]))
         local = u * (beta[at] * chunk.recalled + w_abs + room)
         if inverse:
@@ -312,7 +330,7 @@ def judge(
         written_before = np.concatenate([np.zeros_like(w_abs[:1]), written[:-1]])
         local += tiny * (1 + beta[at] * (k_norm[at] * root + written_before))
         local += tiny * np.sqrt(reached) * (beta[at] if inverse else beta[at] > 0) * at_start
-        local += beta[at] * k_lost_max[at] * amplified_before
+        local += beta[at] * (k_lost_max[at] * amplified_before + k_flushed[at] * grown_before)
         if window < C:  # that factor, too, may be subnormal
             local += tiny * root * beta[at] * k_norm[at] * written_before
 
@@ -335,7 +353,7 @@ def judge(
         R += tiny * np.sqrt((written[-1] * written[-1]).sum(-1, keepdims=True))
         of_columns[-1] = E
         bound = q_norm[at] * (of_columns + tiny * root) + u * chunk.asked + tiny * (1 + written)
-        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified
+        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified + q_flushed[at] * grown_before
         if window < C:
             bound += tiny * root * q_norm[at] * written
         bound += units.output * np.abs(chunk.o)
@@ -348,3 +366,16 @@ def judge(
 def _underflow(x: np.ndarray, units: Units) -> np.ndarray:
     """The largest absolute error that rounding x >= 0 can make beyond a relative one."""
     return np.where(x < units.normal, np.minimum(x, units.tiny), 0.0)
+
+
+def _near_rows(q: np.ndarray, k: np.ndarray, gamma: np.ndarray, units: Units) -> tuple[np.ndarray, ...]:
+    """What near rows lose of q e^gamma and of k e^gamma in a channel, at most, and their |k e^-gamma|_1, 0 in others.
+
+    q, k >= 0, gamma `[N, B, H, DK]`, since the chunk began. What is subnormal is lost as a whole: it may be flushed.
+    """
+    off = units.state  # how far a decay may be off
+    near = gamma.min(axis=-1, keepdims=True) >= log(units.near) - off
+    since, until = (np.exp(np.where(near, x, -inf)) for x in (gamma, -gamma))
+    least = (1 + off) * units.normal
+    q_lost, k_lost = (np.where(x * since < least, x * since, 0.0).max(axis=-1, keepdims=True) for x in (q, k))
+    return q_lost, k_lost, (k * until).sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The arithmetic of `kda_forward`'s Hopper program in NumPy: any gate, no factor above 1, an inverse without division.
+"""The arithmetic of `kda_forward`'s Hopper program in NumPy: any gate, an inverse without division.
 
 A chunk has 64 tokens, in groups of 8. Each gate is exponentiated once, a = e^g, and every other decay is a product of
 a's: from the beginning of a group to a token (P), from a token to the end of its group (until), of whole groups (t).
@@ -9,7 +9,14 @@ The decay from token j to token i is
                                   blocks of 64, 32 and 16 tokens that holds both
 
 so that below the diagonal blocks of 8, M and A_qk are one block of 32 rows, two of 16 and four of 8, each a matrix
-product. Where the portable program substitutes [K e^gamma | V], this one makes the inverse first:
+product. But a bf16 has room for more: row i is *near* if every channel still has 2^-60 or more of what it had when the
+chunk began, and its one anchor is then that beginning,
+
+    M_ij, and A_qk,ij of an earlier group's j     (k_i e^gamma_i) (k_j e^-gamma_j), and with q_i
+
+one product each for all near rows, which leaves the groups of A_qk. Decays only fall: near rows are a chunk's first,
+and no later gate has a say in it. Where the portable program substitutes [K e^gamma | V], this one makes the inverse
+first:
 
     L = M diag(beta),   T = (I + L)^-1,   W = T (K e^gamma),   V~ = diag(beta) (T V - W S)
 
@@ -18,11 +25,12 @@ and beta is never rounded. A row of T is steep where a beta of the chunk up to i
 and it is the sum of two rounded rows. So is the diagonal of A_qk, each token's q.k, on which a first token's output
 hangs alone. In a narrow `precision` the roundings are:
 
-    operands (rounded to `precision`): q, k, v, QG, KE, KG, the rows and keys of every level, A_qk, and what that took
-        off its diagonal, T (T1, and T2 = T - T1 of steep rows), W, S, V~, o
+    operands (rounded to `precision`): q, k, v, QG, KE, KG, KB (K e^-gamma, as far as rows are near), the rows and keys
+        of every level, A_qk, and what that took off its diagonal, T (T1, and T2 = T - T1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
-    float32: a and every product of a's, the diagonal blocks, M, beta x of the substitution, L of the merges, the blocks
-        of 16 and their merge to 32, T V - W S on one accumulator and its product with beta before it is rounded, S
+    float32: a, every product of a's and the reciprocals of KB, the diagonal blocks (of near rows those of A_qk), M,
+        beta x of the substitution, L of the merges, the blocks of 16 and their merge to 32, T V - W S on one
+        accumulator and its product with beta before it is rounded, S
 
 Sums run over the inner index in ascending order, which on tensor cores they do not.
 """
@@ -34,19 +42,27 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kda.formats import BF16, F64, Format
+from kda.formats import BF16, F32, F64, Format
 from kda.problem import Inputs, Outputs
 from kda.references._layout import chunks, heads_first
 from kda.references.arithmetic import Arithmetic, Exp2, exp2_correctly_rounded
 from kda.references.trace import Recorder, Trace
 
-__all__ = ["BLOCK", "CHUNK", "GROUP", "ref_hopper"]
+__all__ = ["BLOCK", "CHUNK", "GROUP", "NEAR", "NEAR_FORMATS", "ref_hopper"]
 
 #: Tokens of a chunk, and of a group: a thread's share, and the diagonal blocks whose decays are formed pair by pair.
 CHUNK, GROUP = 64, 8
 
 #: Rows of the diagonal blocks of T that are made by substitution.
 BLOCK = 16
+
+#: What every channel of a near row has kept since the chunk began, at least. A bf16 has float32's exponents, -126 to
+#: 127: e^gamma and e^-gamma, at most 2^60, multiply a q or k from 2^-66 to 2^67 without underflow or overflow.
+NEAR = 2.0**-60
+
+#: The operand formats in which rows are near; the exponents of float16 are too few. (No program has float32 operands.
+#: The order of its products shows in them.)
+NEAR_FORMATS = (BF16, F32)
 
 
 def ref_hopper(
@@ -70,6 +86,8 @@ def ref_hopper(
     recorder = Recorder(sizes) if trace else None
     every = slice(None)
     heads = (sizes.B, sizes.H)
+    of_group = np.arange(CHUNK) // GROUP
+    earlier = of_group[:, None] > of_group
 
     def whole(x: np.ndarray) -> np.ndarray:
         # Tokens past N, to the end of a chunk, have k = v = beta = g = 0 and change nothing.
@@ -114,6 +132,14 @@ def ref_hopper(
                 for product, factor in ((M, Kc), (A_qk, Qc)):
                     pairs = gemm(factor[:, :, group, None, :], decayed, zeros(*heads, GROUP, 1, GROUP))
                     product[:, :, group, group] = pairs[..., 0, :]
+
+            # Near rows: they have decayed since the chunk began, and keys grow back to it.
+            if precision in NEAR_FORMATS:
+                decay = P * pre
+                near = (decay >= NEAR).all(axis=-1, keepdims=True)
+                KB = op(Kc * (1 / np.where(near, decay, accum(1)))).swapaxes(-1, -2)
+                M = np.where(near, gemm(KE, KB, zeros(*heads, CHUNK, CHUNK)), M)
+                A_qk = np.where(near & earlier, gemm(QG, KB, zeros(*heads, CHUNK, CHUNK)), A_qk)
             M, A_qk = np.tril(M, -1), np.tril(A_qk)
             A_c = op(A_qk)
             lost = op(np.einsum("...ii->...i", A_qk - A_c))
