@@ -25,28 +25,29 @@ KIB = 1024
 HALF = (228 << 10) // 2 - 1024
 
 #: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 totals, 2 operands of
-#: the levels, 3 their scores, 4 scatter and operands, 5 scores of near rows and their scatter, 6 solve, 7 the merge to
-#: 32, 8 and 9 the two products of the merge to 64, 10 A, 11 W, 12 stores. Where all rows are near, 2 and 3 are left out.
+#: the levels, 3 their scores, 4 scatter and operands, 5 scores of near rows and the solve, 6 the merge to 32, 7 and 8 the
+#: two products of the merge to 64, 9 A, 10 W, 11 stores. Where all rows are near, 2 and 3 are left out; in 5 one
+#: warpgroup may still read the operands of its product when the other has solved.
 LIVES = {
-    "Qg_s": (0, 12),
-    "Kg_s": (0, 12),
-    "total_s": (0, 6),
+    "Qg_s": (0, 11),
+    "Kg_s": (0, 11),
+    "total_s": (0, 5),
     "X32": (2, 3),
     "X16": (2, 3),
     "X8": (2, 3),
-    "Ke_s": (4, 11),
-    "Aqk_s": (4, 12),
-    "M_s": (4, 7),
-    "M32_s": (4, 8),
-    "Ai_s": (6, 11),
-    "T16_s": (7, 7),
-    "T32_s": (8.5, 9),  # the first product waits before it is written, and so does the second in float32
-    "A21_s": (9.5, 11),
-    "A_s": (10, 12),
-    "W_s": (12, 12),
+    "Ke_s": (4, 10),
+    "Aqk_s": (4, 11),
+    "M_s": (4, 6),
+    "M32_s": (4, 7),
+    "Ai_s": (5, 10),
+    "T16_s": (6, 6),
+    "T32_s": (7.5, 8),  # the first product waits before it is written, and so does the second in float32
+    "A21_s": (8.5, 10),
+    "A_s": (9, 11),
+    "W_s": (11, 11),
 }
 #: With bf16 the merge to 64 may be done twice, the first time on the tensor cores, which do not wait before they write.
-LIVES_BF16 = {"near_s": (1, 2), "Kb_s": (4, 5), "M32_s": (4, 9), "A21_s": (9, 11)}
+LIVES_BF16 = {"near_s": (1, 2), "Kb_s": (4, 5), "M32_s": (4, 8), "A21_s": (8, 10)}
 
 
 @dataclass(frozen=True)

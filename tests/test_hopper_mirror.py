@@ -111,18 +111,20 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
         def groups(first, last, d, run=run):
             return times(*(run(8 * G, 8 * G + 8, d) for G in range(first, last)))
 
+        def decay(i, d, a=a, groups=groups):  # since the chunk began: groups, then tokens
+            return times(groups(0, i // 8, d), *(a[t][d] for t in range(i - i % 8, i + 1)))
+
         of = {"q": q, "k": k}
 
         @functools.cache
-        def row(x, i, first, d, of=of, run=run, groups=groups):  # q_i or k_i, decayed since group `first` began
+        def row(x, i, first, d, of=of, run=run, groups=groups, decay=decay):  # q_i or k_i, decayed since group `first` began
+            if first == 0:  # one decay for q, k and the key that grows back
+                return op(f32(of[x][i][d] * decay(i, d)))
             return op(f32(f32(of[x][i][d] * run(i - i % 8, i + 1, d)) * groups(first, i // 8, d)))
 
         @functools.cache
         def key(j, last, d, k=k, backwards=backwards, groups=groups):  # k_j, decayed until group `last` begins
             return op(f32(f32(k[j][d] * backwards(j + 1, j - j % 8 + 8, d)) * groups(j // 8 + 1, last, d)))
-
-        def decay(i, d, run=run, groups=groups):
-            return f32(run(i - i % 8, i + 1, d) * groups(0, i // 8, d))
 
         @functools.cache
         def near(i, decay=decay):
@@ -408,8 +410,8 @@ MISTAKES = {
     "a level has the rows of k for those of q": ("(A_qk, QP)", "(A_qk, KP)"),
     "keys do not decay until the chunk ends": ("op(KM * post)", "op(KM)"),
     "post has the token's own group": ("range(G + 1, 8) for", "range(G, 8) for"),
-    "q has not decayed since the chunk began": ("op(QP * pre)", "op(QP)"),
-    "k has not decayed since the chunk began": ("op(KP * pre)", "op(KP)"),
+    "q has not decayed since the chunk began": ("op(Qc * decay)", "op(QP)"),
+    "k has not decayed since the chunk began": ("op(Kc * decay), op(KM", "op(KP), op(KM"),
     "the state does not decay over the last group": ("pre[:, :, -1] * t[-1]", "pre[:, :, -1]"),
     "tokens past N decay": (
         "a = decays[:, :, rows]",
@@ -441,8 +443,8 @@ NEAR_MISTAKES = {
     "no row is too deep": ("decay >= NEAR", "decay >= 0"),
     "keys decay for near rows": ("1 / np.where(near, decay, accum(1))", "np.where(near, decay, accum(1))"),
     "keys do not grow for near rows": ("op(Kc * (1 / np.where(near, decay, accum(1))))", "op(Kc)"),
-    "keys of near rows grow to their group's beginning": ("decay = P * pre", "decay = P"),
-    "keys of near rows grow to the group's beginning of the row before": ("decay = P * pre", "decay = pre"),
+    "keys of near rows grow to their group's beginning": ("1 / np.where(near, decay,", "1 / np.where(near, P,"),
+    "keys of near rows grow to the group's beginning of the row before": ("1 / np.where(near, decay,", "1 / np.where(near, pre,"),
     "near rows of M are those of q": ("gemm(KE, KB,", "gemm(QG, KB,"),
     "near rows of A_qk are those of k": ("gemm(QG, KB,", "gemm(KE, KB,"),
 }

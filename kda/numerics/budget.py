@@ -25,9 +25,9 @@ __all__ = ["Budget", "Judged", "Units", "accumulated", "doubling_units", "judge"
 #: What a tensor core leaves out of a float32 operand that it reads as tf32, relative to it, at most.
 TF32_CUT = 2.0**-10
 
-#: Roundoffs in k e^-gamma that the e^gamma of a later token does not share: the last product of that e^gamma, its
-#: reciprocal, off by up to a unit in the last place, and the product with k.
-RECIPROCAL = 1 + 2 + 1
+#: Roundoffs in k e^-gamma beyond those of the decay to a later token: the reciprocal, off by up to a unit in the last
+#: place, and the product with k.
+RECIPROCAL = 2 + 1
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def ref_hopper(
             t = [P[:, :, last] for last in range(GROUP - 1, CHUNK, GROUP)]
             pre = _of_groups(t, [range(G) for G in range(8)])
             post = _of_groups(t, [range(G + 1, 8) for G in range(8)])
-            QG, KE, KG = op(QP * pre), op(KP * pre), op(KM * post)
+            decay = _since_group_began(a, pre)
+            QG, KE, KG = op(Qc * decay), op(Kc * decay), op(KM * post)
             dec = pre[:, :, -1] * t[-1]
 
             # Across an anchor: rows have decayed since, keys until then.
@@ -135,7 +136,6 @@ def ref_hopper(
 
             # Near rows: they have decayed since the chunk began, and keys grow back to it.
             if precision in NEAR_FORMATS:
-                decay = P * pre
                 near = (decay >= NEAR).all(axis=-1, keepdims=True)
                 KB = op(Kc * (1 / np.where(near, decay, accum(1)))).swapaxes(-1, -2)
                 M = np.where(near, gemm(KE, KB, zeros(*heads, CHUNK, CHUNK)), M)
@@ -174,9 +174,11 @@ def ref_hopper(
     return Outputs(np.ascontiguousarray(np.moveaxis(o, 1, 2)), S.astype(np.float64))
 
 
-def _since_group_began(a: np.ndarray) -> np.ndarray:
-    """a_first ... a_i of each group, multiplied forwards: a `[.., C, DK]` to the same shape."""
+def _since_group_began(a: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
+    """a_first ... a_i of each group, multiplied forwards, onto `before` if given: a `[.., C, DK]` to the same shape."""
     decay = a.copy()
+    if before is not None:
+        decay[..., ::GROUP, :] *= before[..., ::GROUP, :]
     for i in range(1, GROUP):
         decay[..., i::GROUP, :] *= decay[..., i - 1 :: GROUP, :]
     return decay
