@@ -117,7 +117,7 @@ def one_number_at_a_time(inputs: Inputs, precision, scale: float) -> Outputs:
         of = {"q": q, "k": k}
 
         @functools.cache
-        def row(x, i, first, d, of=of, run=run, groups=groups, decay=decay):  # q_i or k_i, decayed since group `first` began
+        def row(x, i, first, d, of=of, run=run, groups=groups, decay=decay):  # q_i or k_i, decayed since group `first`
             if first == 0:  # one decay for q, k and the key that grows back
                 return op(f32(of[x][i][d] * decay(i, d)))
             return op(f32(f32(of[x][i][d] * run(i - i % 8, i + 1, d)) * groups(first, i // 8, d)))
@@ -444,7 +444,7 @@ NEAR_MISTAKES = {
     "keys decay for near rows": ("1 / np.where(near, decay, accum(1))", "np.where(near, decay, accum(1))"),
     "keys do not grow for near rows": ("op(Kc * (1 / np.where(near, decay, accum(1))))", "op(Kc)"),
     "keys of near rows grow to their group's beginning": ("1 / np.where(near, decay,", "1 / np.where(near, P,"),
-    "keys of near rows grow to the group's beginning of the row before": ("1 / np.where(near, decay,", "1 / np.where(near, pre,"),
+    "keys of near rows grow from where their group began": ("1 / np.where(near, decay,", "1 / np.where(near, pre,"),
     "near rows of M are those of q": ("gemm(KE, KB,", "gemm(QG, KB,"),
     "near rows of A_qk are those of k": ("gemm(QG, KB,", "gemm(KE, KB,"),
 }

@@ -625,9 +625,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                         least[0] = T.min(T.min(since[0], since[1]), T.min(since[2], since[3]))
                         near_s[row + r] = T.Cast(ACCUM, T.all_sync(least[0] >= NEAR))
                     T.sync_threads()
-                    deep[0] = T.call_extern(
-                        "int32", "kda_first_of_64", near_s[lane] == 0.0, near_s[32 + lane] == 0.0
-                    )
+                    deep[0] = T.call_extern("int32", "kda_first_of_64", near_s[lane] == 0.0, near_s[32 + lane] == 0.0)
 
             # ---- Scores of rows that are not near, across the borders; and everybody's operands.
             if deep[0] < CHUNK:
