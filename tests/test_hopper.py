@@ -25,8 +25,8 @@ KIB = 1024
 HALF = (228 << 10) // 2 - 1024
 
 #: The stages of `prep` between whose waits each of its tiles holds something: 0 loads and pairs, 1 totals, 2 operands
-#: of the levels, 3 their scores, 4 scatter and operands, 5 scores of near rows and the solve, 6 the merge to 32, 7 and 8
-#: the two products of the merge to 64, 9 A, 10 W, 11 stores. Where all rows are near, 2 and 3 are left out; in 5 one
+#: of the levels, 3 their scores, 4 scatter and operands, 5 scores of near rows and the solve, 6 the merge to 32, 7 and
+#: 8 the two products of the merge to 64, 9 A, 10 W, 11 stores. Where all rows are near, 2 and 3 are left out; in 5 one
 #: warpgroup may still read the operands of its product when the other has solved.
 LIVES = {
     "Qg_s": (0, 11),
