@@ -87,6 +87,8 @@ def _chunk_of(form, slot, slots, Starts, length, lo, hi, mid, begin, rows):  # t
 
 #: What TileLang has no word for. kda_widen: one of a pair of 16-bit values in float32, in one instruction; a cast of a
 #: single one takes two. kda_first_of_64: the first of 64 flags that is set, two for each lane of a warp; 64 if none is.
+#: kda_reciprocal: 1 / x of a decay, rounded once, as the mirror's is: the machine's own, which may be off by a unit in
+#: the last place, and a step of Newton's.
 _HELPERS = """
 #include <cuda_fp16.h>
 __device__ __forceinline__ int kda_first_of_64(bool low, bool high) {
@@ -96,7 +98,7 @@ __device__ __forceinline__ int kda_first_of_64(bool low, bool high) {
 __device__ __forceinline__ float kda_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y);
 }
 __device__ __forceinline__ void kda_prefetch(const void *address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
