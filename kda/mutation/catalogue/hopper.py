@@ -321,7 +321,7 @@ HOPPER = (
             )
         ),
         dtype="bf16",
-        tokens=2,
+        tokens=9,  # of 1/e^10 each
     ),
     _mistake(
         "near-rows-by-one-of-four-channels",
@@ -334,7 +334,7 @@ HOPPER = (
             )
         ),
         dtype="bf16",
-        tokens=2,
+        tokens=9,  # of 1/e^10 each
     ),
     _mistake(
         "keys-carried-back-to-their-group",
@@ -389,7 +389,7 @@ HOPPER = (
         "article 4.5 (2)",
         _prep("A_qk below the diagonal blocks", "_i // 8 > _j // 8", "_i // 16 > _j // 16"),
         dtype="bf16",
-        tokens=64,  # what lies there hangs on the operands
+        tokens=9,
     ),
     _mistake(
         "A_qk-of-near-rows-of-the-keys",
