@@ -37,9 +37,15 @@ _FIRST_HALF = "T.tma_copy(A_s, A[x, 0, :, :], leader_scope_threads=_n, eviction_
 _LOST = "for _i, _j in T.Parallel(32, 32):\n    A_s[32 + _i, _j] = T.if_then_else(_c, _l, _z)"
 _ZEROED = "for _i, _e in T.Parallel(_r, _c):\n    if _behind:\n        V_s[_s, _i, _e] = _z"
 _ABOVE = Edit("whether a beta is above 1", "T.any_sync(_beta > 1.0)", "T.any_sync(_beta > 2.0)")
+#: What token r of a group has decayed by since its group began, onto one of its rows.
+_IN_ITS_GROUP = "for n in T.unroll(GROUP):\n    if n <= r:\n        {0}[_e] = {0}[_e] * a[n, _e]"
+_NEAR_FLAGS = "deep[0] = T.call_extern('int32', 'kda_first_of_64', _a == 0.0, _b == 0.0)"
+_SMALLEST = "least[0] = T.min(T.min({0}[0], {0}[1]), T.min({0}[2], {0}[3]))"
 _BETA = "by[0] = y[_j] * total_s[GROUPS, _c]"
 
 
+#: beta left out of what a merge of 16 reads of near rows.
+_L_NEAR = Edit("L of near rows below 16", "M_s[_i, _j] = -fK[_i, _j] * beta_f[_j]", "M_s[_i, _j] = -fK[_i, _j]")
 _FIRST_SLOT = Edit(
     "the first slot", "T.truncdiv(begin[0], CHUNK) + s", "T.truncdiv(begin[0], CHUNK)", function="_member"
 )
@@ -80,6 +86,11 @@ def _own_values(what: str, wide: str, narrow: str) -> InHopper:
         ),
         walk_narrow=(Edit(what, "T.wgmma_gemm(_a, _v, vt_f, clear_accum=True)", narrow),),
     )
+
+
+def _of_queries(*edits: tuple[str, str, str]) -> InHopper:
+    """Edits of how the diagonal block of A_qk is stored."""
+    return InHopper(prep=tuple(Edit(*edit, function="_store_queries") for edit in edits))
 
 
 def _of_calls(call: FormChoice, what: str, find: str, put: str) -> InHopper:
@@ -127,7 +138,12 @@ HOPPER = (
         "border-one-group-early",
         "the blocks across the border at 32 are anchored at token 24: keys 24 to 31 decay twice on their way",
         "article 1.1 (which gates lie between two tokens)",
-        _prep("the groups up to the border at 32", "other // 4 == group // 4", "(other + 1) // 4 == group // 4"),
+        _prep(
+            "the groups up to the border at 32",
+            "other // 4 == group // 4",
+            "(other + 1) // 4 == group // 4",
+            "_to_borders",
+        ),
         tokens=33,
     ),
     _mistake(
@@ -138,6 +154,7 @@ HOPPER = (
             "the groups up to the borders at 16 and 48",
             "(_o - _g) * (_g // 2 % 2 * 2 - 1) < 0",
             "(_o - _g) * (_g // 2 % 2 * 2 - 1) <= 0",
+            "_to_borders",
         ),
         tokens=17,
     ),
@@ -145,36 +162,28 @@ HOPPER = (
         "keys-carried-to-the-end-of-their-group",
         "K_g decays a key until the end of its group and not of its chunk",
         "article 4.4",
-        _prep(
-            "K_g",
-            "_w(km, post, Kg_s, _r, c0, op)",
-            "for e in T.vectorized(E):\n    Kg_s[_r, c0 + e] = T.Cast(op, km[e])",
-        ),
+        _prep("the groups behind", "post[_e] = post[_e] * f[_e]", "post[_e] = 1.0"),
         tokens=9,
     ),
     _mistake(
         "queries-decayed-since-their-group",
         "Q_g decays a query since its group began and not its chunk",
         "article 4.4",
-        _prep(
-            "Q_g",
-            "_w(qp, pre, Qg_s, _r, c0, op)",
-            "for e in T.vectorized(E):\n    Qg_s[_r, c0 + e] = T.Cast(op, qp[e])",
-        ),
+        _prep("Q_g", "qp[_e] = _q * pre[_e]", f"qp[_e] = _q\n{_IN_ITS_GROUP.format('qp')}", "_operands"),
         tokens=9,
     ),
     _mistake(
         "keys-decayed-since-their-group",
         "W takes keys that are decayed since their group began and not their chunk",
         "article 3.3",
-        _prep("K e^gamma", "-kp[_e] * pre[_e]", "-kp[_e]"),
+        _prep("K e^gamma", "kp[_e] = -_k * pre[_e]", f"kp[_e] = -_k\n{_IN_ITS_GROUP.format('kp')}", "_operands"),
         tokens=9,
     ),
     _mistake(
         "decay-without-the-last-group",
         "the state decays by the tokens up to the last group but one: its last row is that of group 6",
         "FLA #1240 (which gates lie between two tokens)",
-        _prep("the last group", "group == GROUPS - 1", "group == GROUPS - 2"),
+        _prep("the last group", "decay[x, c0 + _e] = whole[_e]", "decay[x, c0 + _e] = pre[_e]"),
         tokens=57,
     ),
     _mistake(
@@ -185,7 +194,7 @@ HOPPER = (
             "the decay of a pair",
             "for _r in T.unroll(GROUP - 1 - j):\n    decayed[0] = _d\n    _sums",
             "for _r in T.unroll(GROUP - 1 - j):\n    _sums\n    decayed[0] = _d",
-            function="_dot",
+            function="_column",
         ),
         tokens=2,
     ),
@@ -193,7 +202,7 @@ HOPPER = (
         "pair-decayed-by-its-key",
         "on the diagonal the decay from token j to token i is that of tokens j to i - 1",
         "FLA #1240 (which gates lie between two tokens)",
-        _prep("the decay of a pair", "a[j + 1 + _r, e]", "a[j + _r, e]", function="_dot"),
+        _prep("the decay of a pair", "a[j + 1 + _r, e]", "a[j + _r, e]", function="_column"),
         tokens=2,
     ),
     # Scores: where a block of M or A_qk comes from.
@@ -201,18 +210,33 @@ HOPPER = (
         "A_qk-without-its-diagonal",
         "no token sees what it has just written",
         "article 4.5 (2)",
-        _prep(
-            "A_qk on the diagonal",
-            "A_s[_i, _j] = T.Cast(operand, pairs[half])",
-            "A_s[_i, _j] = T.Cast(operand, T.if_then_else(n > 0, pairs[half], 0.0))",
-            function="_store_pair",
+        _of_queries(
+            ("tokens 0 to 3 of a group", "_c(operand, four[0])", "_c(operand, T.if_then_else(i > j, four[0], 0.0))"),
+            ("tokens 4 to 7", "_c(operand, own[0])", "_c(operand, 0.0)"),
         ),
     ),
     _mistake(
         "diagonal-counted-twice",
         "what goes beside A_qk is its diagonal, not what rounding took off it",
         "kda/references/hopper.py (what rounding takes off the diagonal)",
-        _prep("what rounding took off", "_lost(pairs[half], operand)", "T.Cast(operand, pairs[half])", "_store_pair"),
+        _of_queries(
+            ("what rounding took off tokens 0 to 3", "_lost(four[0], operand)", "T.Cast(operand, four[0])"),
+            ("what it took off tokens 4 to 7", "_lost(own[0], operand)", "T.Cast(operand, own[0])"),
+        ),
+    ),
+    _mistake(
+        "q-k-of-the-last-four-tokens-reversed",
+        "on the diagonal of A_qk tokens 4 to 7 of a group stand at each other's places, the last first",
+        "kda/kernels/hopper/prep.py (a lane has q.k of token 7 - n % 4)",
+        _of_queries(
+            ("where it stands", "A_s[row + 7 - lane, row + 7 - lane] = _v", "A_s[row + 4 + lane, row + 4 + lane] = _v"),
+            (
+                "where what rounding took off stands",
+                "kept[GROUPS, CHUNK + row + 7 - lane] = _v",
+                "kept[GROUPS, CHUNK + row + 4 + lane] = _v",
+            ),
+        ),
+        tokens=5,
     ),
     _mistake(
         "A_qk-not-cleared-above-the-diagonal",
@@ -243,8 +267,10 @@ HOPPER = (
         "kda/kernels/hopper/prep.py (a level's rows are q, then k)",
         _prep(
             "M of the level of 16",
-            "if _i // 16 == _j // 16 + 2:\n    M_s[16 + (_i - 32) // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
-            "if _i // 16 == _j // 16:\n    M_s[16 + _i // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
+            "if _i // 16 == _j // 16 + 2 and 16 + (_i - 32) // 16 * 32 + _i % 16 >= deep[0]:\n"
+            "    M_s[16 + (_i - 32) // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
+            "if _i // 16 == _j // 16 and 16 + _i // 16 * 32 + _i % 16 >= deep[0]:\n"
+            "    M_s[16 + _i // 16 * 32 + _i % 16, _c] = f16[_i, _j] * _b",
         ),
         tokens=17,
     ),
@@ -254,9 +280,127 @@ HOPPER = (
         "kda/kernels/hopper/prep.py (a level's rows are q, then k)",
         _prep(
             "A_qk of the level of 8",
-            "if _i // 8 == _j // 8:\n    Aqk_s[8 + _i // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
-            "if _i // 8 == _j // 8 + 4:\n    Aqk_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
+            "if _i // 8 == _j // 8 and 8 + _i // 8 * 16 + _i % 8 >= deep[0]:\n"
+            "    Aqk_s[8 + _i // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
+            "if _i // 8 == _j // 8 + 4 and 8 + (_i - 32) // 8 * 16 + _i % 8 >= deep[0]:\n"
+            "    Aqk_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = T.Cast(op, f8[_i, _j])",
         ),
+        tokens=9,
+    ),
+    # Near rows of bf16: which rows they are, and their scores.
+    _mistake(
+        "near-rows-all-or-none",
+        "where the last row of a chunk is not near, none is: earlier rows are made another way for a later gate",
+        "FLA #1240 (later tokens that enter by rounding)",
+        _prep(
+            "the first row that is not near",
+            _NEAR_FLAGS,
+            f"{_NEAR_FLAGS}\ndeep[0] = T.if_then_else(deep[0] < CHUNK, 0, CHUNK)",
+        ),
+        law=FUTURE,
+        dtype="bf16",
+        tokens=64,  # which entries another rounding changes is chance
+    ),
+    _mistake(
+        "flags-of-near-rows-in-the-other-order",
+        "the flags of rows 32 and up are taken for those of rows 0 to 31: rows are counted from the wrong half",
+        "kda/kernels/hopper/prep.py (the first of 64 flags: the low half comes first)",
+        _prep("the flags", _NEAR_FLAGS, _NEAR_FLAGS.replace("_a == 0.0, _b == 0.0", "_b == 0.0, _a == 0.0")),
+        law=FUTURE,  # too few rows are near, which later gates decide
+        dtype="bf16",
+        tokens=64,  # which entries another rounding changes is chance
+    ),
+    _mistake(
+        "near-rows-without-a-bound",
+        "every row is near whatever its gates are: e^-gamma overflows",
+        "kda/references/hopper.py (near rows: how far a bf16 reaches)",
+        InHopper(
+            prep=(
+                Edit("the bound of a chunk", "least[0] >= 2 * NEAR", "least[0] >= 0.0"),
+                Edit("the bound of a row", "least[0] >= NEAR", "least[0] >= 0.0"),
+            )
+        ),
+        dtype="bf16",
+        tokens=9,  # of 1/e^10 each
+    ),
+    _mistake(
+        "near-rows-by-one-of-four-channels",
+        "whether a row is near is asked of one of a thread's four channels: the others may overflow",
+        "article 3.4 (the channel of a decay)",
+        InHopper(
+            prep=tuple(
+                Edit(what, _SMALLEST.format(name), f"least[0] = {name}[0]")
+                for what, name in (("the least of a chunk", "whole"), ("the least of a row", "since"))
+            )
+        ),
+        dtype="bf16",
+        tokens=30,  # of 1/e^3 each in odd channels: few cases have channels this far apart
+    ),
+    _mistake(
+        "keys-carried-back-to-their-group",
+        "K_b carries a key back to the beginning of its group and not of its chunk",
+        "article 4.4",
+        _prep(
+            "K_b",
+            "grown[_e] = _k * T.call_extern(ACCUM, 'kda_reciprocal', pre[_e])",
+            f"grown[_e] = 1.0\n{_IN_ITS_GROUP.format('grown')}\n"
+            "grown[_e] = _k * T.call_extern(ACCUM, 'kda_reciprocal', grown[_e])",
+            "_operands",
+        ),
+        dtype="bf16",
+        tokens=10,
+    ),
+    _mistake(
+        "M-of-near-rows-with-the-other-sign",
+        "M of near rows has the sign of -K e^gamma, by which it is made",
+        "article 4.3",
+        InHopper(
+            prep=tuple(
+                Edit(what, f"{tile} = -fK[_i, _j]{beta}", f"{tile} = fK[_i, _j]{beta}")
+                for what, tile, beta in (
+                    ("inside blocks of 16", "M_s[_i, _j]", ""),
+                    ("below 16", "M_s[_i, _j]", " * beta_f[_j]"),
+                    ("below 32", "M32_s[_r, _j]", " * beta_f[_j]"),
+                )
+            )
+        ),
+        dtype="bf16",
+        tokens=2,
+    ),
+    _mistake(
+        "beta-left-out-of-a-merge-of-near-rows",
+        "A_21 = -A_22 M_21 A_11 of the blocks of 16 in near rows",
+        "article 3.2",
+        InHopper(prep=(_L_NEAR,)),
+        dtype="bf16",
+        tokens=18,
+    ),
+    _mistake(
+        "beta-left-out-of-the-last-merge-of-near-rows",
+        "A_21 = -A_22 M_21 A_11 of the blocks of 32 in near rows",
+        "article 3.2",
+        _prep("L of near rows below 32", "M32_s[_r, _j] = -fK[_i, _j] * beta_f[_j]", "M32_s[_r, _j] = -fK[_i, _j]"),
+        dtype="bf16",
+        tokens=34,
+    ),
+    _mistake(
+        "A_qk-of-near-rows-without-the-group-before",
+        "A_qk of near rows is not written between the two groups of a block of 16: it is what lay there before",
+        "article 4.5 (2)",
+        _prep("A_qk below the diagonal blocks", "_i // 8 > _j // 8", "_i // 16 > _j // 16"),
+        dtype="bf16",
+        tokens=9,
+    ),
+    _mistake(
+        "A_qk-of-near-rows-of-the-keys",
+        "the second product of near rows is the first one again, whose rows are keys and not queries",
+        "kda/kernels/hopper/prep.py (K e^gamma and Q e^gamma against K_b)",
+        _prep(
+            "the rows of A_qk",
+            "T.wgmma_gemm(Qg_s, Kb_s, _f, transpose_B=True, clear_accum=True)",
+            "T.wgmma_gemm(Ke_s, Kb_s, _f, transpose_B=True, clear_accum=True)",
+        ),
+        dtype="bf16",
         tokens=9,
     ),
     # The solve, and the merges of its blocks.
@@ -294,10 +438,19 @@ HOPPER = (
         "beta-twice-across-the-borders-of-groups",
         "the blocks of 8 are multiplied by beta like those that a merge reads, and then in the substitution again",
         "article 4.5 (6)",
-        _prep(
-            "M of the level of 8",
-            "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j]",
-            "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j] * total_s[GROUPS, _c]",
+        InHopper(
+            prep=(
+                Edit(
+                    "M of the level of 8",
+                    "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j]",
+                    "M_s[8 + (_i - 32) // 8 * 16 + _i % 8, _c] = f8[_i, _j] * total_s[GROUPS, _c]",
+                ),
+                Edit(
+                    "M of near rows inside blocks of 16",
+                    "M_s[_i, _j] = -fK[_i, _j]",
+                    "M_s[_i, _j] = -fK[_i, _j] * T.if_then_else(_i // 8 > _j // 8, beta_f[_j], 1.0)",
+                ),
+            )
         ),
         tokens=9,
     ),
@@ -305,19 +458,30 @@ HOPPER = (
         "beta-left-out-of-a-merge",
         "A_21 = -A_22 M_21 A_11 of the blocks of 16",
         "article 3.2",
-        _prep("L of the level of 16", "M_s[_r, _c] = f16[_i, _j] * _b", "M_s[_r, _c] = f16[_i, _j]"),
+        InHopper(
+            prep=(Edit("L of the level of 16", "M_s[_r, _c] = f16[_i, _j] * _b", "M_s[_r, _c] = f16[_i, _j]"), _L_NEAR)
+        ),
         tokens=18,
     ),
     _mistake(
         "beta-of-the-row-in-the-last-merge",
         "A_21 = -A_22 diag(beta) M_21 A_11 of the blocks of 32",
         "article 3.3, 4.5 (6)",
-        _prep("L of the level of 32", "f32[_i, _j] * total_s[GROUPS, _j]", "f32[_i, _j] * total_s[GROUPS, _i]"),
+        InHopper(
+            prep=(
+                Edit("L of the level of 32", "f32[_i, _j] * total_s[GROUPS, _j]", "f32[_i, _j] * total_s[GROUPS, _i]"),
+                Edit(
+                    "L of near rows below 32",
+                    "M32_s[_r, _j] = -fK[_i, _j] * beta_f[_j]",
+                    "M32_s[_r, _j] = -fK[_i, _j] * total_s[GROUPS, _i]",
+                ),
+            )
+        ),
         tokens=33,
     ),
     _mistake(
         "substitution-reads-the-row-before",
-        "the substitution takes row i - 1 of M for row i: the diagonal, which nothing wrote, for the first",
+        "the substitution takes row i - 1 of M for row i: for the first the diagonal, which is no part of M",
         "article 4.5 (2)",
         _prep("M in the substitution", "M_s[_b + _j + 1 + _r, _b + _j]", "M_s[_b + _j + _r, _b + _j]"),
         tokens=2,
@@ -326,7 +490,7 @@ HOPPER = (
         "blocks-not-cleared-above-the-diagonal",
         "above the diagonal of blocks of 16 the inverse is what lay there before",
         "article 4.5 (2)",
-        _prep("the inverse above its diagonal", "if tx < 2 * CHUNK:\n    Ai_s[_i, _j] = 0.0", "pass"),
+        _prep("the inverse above its diagonal", "for _r in T.unroll(16):\n    Ai_s[_i, _j] = 0.0", "pass"),
         dtype="bf16",  # operands lie there, and a pair of float16 is next to 0 in float32
         tokens=64,
     ),
@@ -721,7 +885,11 @@ HOPPER = (
         "W-not-turned",
         "W keeps its sign on its way to a walk that adds: what a key held is written again",
         "article 4.3 (V~ = U - W S)",
-        _prep("the sign of W", "-kp[_e] * pre[_e]", "kp[_e] * pre[_e]"),
+        _prep(
+            "the sign of W",
+            "T.copy(fW, W_s)",
+            "for i, d in T.Parallel(CHUNK, D):\n    W_s[i, d] = T.Cast(op, -fW[i, d])",
+        ),
     ),
     _mistake(
         "V-tilde-without-beta",
@@ -897,6 +1065,14 @@ HOPPER = (
         "two warps solve while the others still write M",
         "tilelang #2699, cuLA #77",
         _prep("the wait before the solve", "T.sync_threads()\nsteep[0] = _first", "steep[0] = _first"),
+        tokens=_ROUND,
+    ),
+    _mistake(
+        "solve-before-M-of-near-rows-is-written",
+        "two warps of the first warpgroup solve while the others still write M of near rows",
+        "tilelang #2699, cuLA #77",
+        _prep("the wait before the solve", "T.sync_threads(5, WARPGROUP)", ""),
+        dtype="bf16",
         tokens=_ROUND,
     ),
     _mistake(
