@@ -309,6 +309,7 @@ HOPPER = (
         law=FUTURE,  # too few rows are near, which later gates decide
         dtype="bf16",
         tokens=64,  # which entries another rounding changes is chance
+        members=3,
     ),
     _mistake(
         "near-rows-without-a-bound",
@@ -321,7 +322,7 @@ HOPPER = (
             )
         ),
         dtype="bf16",
-        tokens=9,  # of 1/e^10 each
+        tokens=39,  # float32 ends at e^-gamma = 10^38.5
     ),
     _mistake(
         "near-rows-by-one-of-four-channels",
@@ -348,7 +349,7 @@ HOPPER = (
             "_operands",
         ),
         dtype="bf16",
-        tokens=10,
+        tokens=16,  # the second group
     ),
     _mistake(
         "M-of-near-rows-with-the-other-sign",
@@ -1031,7 +1032,8 @@ HOPPER = (
         InHopper(
             launching=(Edit("where A begins", "X * (3 * tile + square)", "X * (3 * tile)", function="_planned"),),
         ),
-        members=2,
+        tokens=_ROUND,  # which of the two is stored last is chance
+        members=3,
     ),
     _mistake(
         "keys-in-place-of-values",
@@ -1066,14 +1068,7 @@ HOPPER = (
         "tilelang #2699, cuLA #77",
         _prep("the wait before the solve", "T.sync_threads()\nsteep[0] = _first", "steep[0] = _first"),
         tokens=_ROUND,
-    ),
-    _mistake(
-        "solve-before-M-of-near-rows-is-written",
-        "two warps of the first warpgroup solve while the others still write M of near rows",
-        "tilelang #2699, cuLA #77",
-        _prep("the wait before the solve", "T.sync_threads(5, WARPGROUP)", ""),
-        dtype="bf16",
-        tokens=_ROUND,
+        members=3,
     ),
     _mistake(
         "merge-before-the-blocks-are-solved",
