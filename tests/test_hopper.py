@@ -142,6 +142,14 @@ def test_prep_waits_where_its_stages_meet(form):
     assert "tma_store" in text
 
 
+def test_prep_solves_behind_what_its_warpgroup_wrote():
+    """No law has seen this wait left out: what two warps read is as good as always there before they do."""
+    text = source("prep", PLAIN)
+    (wait,) = (found.start() for found in re.finditer(r"tl::__sync_thread_partial\(5, 128\)", text))
+    assert text.count("(fK + (i") == 3  # M inside blocks of 16, inside those of 32, and below
+    assert text.rindex("(fK + (i") < wait < text.index("by[0] =")
+
+
 @pytest.mark.parametrize(("width", "name"), [(64, "kda_walk_wide_kernel"), (32, "kda_walk_narrow_kernel")])
 def test_walks_load_ahead_in_a_warpgroup_of_their_own(width, name):
     text = source("walk", PLAIN, width)
