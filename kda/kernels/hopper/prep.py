@@ -473,7 +473,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             Kg_s = T.alloc_shared([CHUNK, D], op)
             Ke_s = T.alloc_shared([CHUNK, D], op)
             Kb_s = T.alloc_shared([CHUNK, D], op)
-            near_s = T.alloc_shared([CHUNK], ACCUM)  # by row, the least that a channel has decayed to
+            near_s = T.alloc_shared([CHUNK], ACCUM)  # by row, 1 where it is near
             M_s = T.alloc_shared([CHUNK, LD], ACCUM)
             M32_s = T.alloc_shared([32, 32], ACCUM)
             Ai_s = T.alloc_shared([CHUNK, 32], ACCUM)
@@ -585,7 +585,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     _normalise(Qg_s, row + r, c0, f, sent, op)
                     _normalise(Kg_s, row + r, c0, f, sent, op)
 
-            # ---- Scores on the diagonal: of the queries, and of the keys where no row is near.
+            # ---- Scores on the diagonal: of the queries, and in float16, which has no near rows, of the keys.
             _pairs(True, not anchored, *pairs_of)
 
             T.sync_threads()
