@@ -295,7 +295,9 @@ def judge(
     weights = (k_abs * (units.normal / small)).sum(-1, keepdims=True)
     if pairs:  # no k e^-gamma: what is lost of k e^gamma and q e^gamma meets keys of earlier sub-chunks alone
         weights = np.zeros_like(weights)
-    q_flushed, k_flushed, back = _near_rows(q_abs, k_abs, np.moveaxis(chunk_gamma(inputs.g, C), 1, 0), units)
+    q_flushed = k_flushed = back = np.zeros_like(k_norm)
+    if units.near < inf:
+        q_flushed, k_flushed, back = _near_rows(q_abs, k_abs, np.moveaxis(chunk_gamma(inputs.g, C), 1, 0), units)
 
     for begin in range(0, sizes.N, C):
         at = slice(begin, begin + C)
@@ -318,8 +320,11 @@ def judge(
                 sums[0] += plain[first - 1]
             np.cumsum(sums, axis=0, out=sums)
             amplified_before[first + 1 : first + window] = sums[:-1]
-        grown_before = np.zeros_like(w_abs)  # sum of |k e^-gamma|_1 |w|, likewise, of near rows
-        np.cumsum((back[at] * w_abs)[:-1], axis=0, out=grown_before[1:])
+        grown = np.zeros_like(w_abs)  # sum of |k e^-gamma|_1 |w| since the chunk began, of near rows
+        grown_before = np.zeros_like(w_abs)
+        if units.near < inf:
+            np.cumsum(back[at] * w_abs, axis=0, out=grown)
+            grown_before[1:] = grown[:-1]
         room = w_abs if inverse else np.maximum(w_abs, beta[at] * np.abs(v[at]))
         local = u * (beta[at] * chunk.recalled + w_abs + room)
         if inverse:
@@ -353,7 +358,7 @@ def judge(
         R += tiny * np.sqrt((written[-1] * written[-1]).sum(-1, keepdims=True))
         of_columns[-1] = E
         bound = q_norm[at] * (of_columns + tiny * root) + u * chunk.asked + tiny * (1 + written)
-        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified + q_flushed[at] * grown_before
+        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified + q_flushed[at] * grown
         if window < C:
             bound += tiny * root * q_norm[at] * written
         bound += units.output * np.abs(chunk.o)

@@ -25,7 +25,7 @@ ones of a chunk, and only gates up to a row decide.
 In float16, and for the other rows, M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31
 across the border at 32, then 16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of
 rows decayed since the border and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in
-float32; in A_qk that of near rows, too, on whose few numbers the outputs of a first group hang.
+float32. So is that of A_qk in a sequence's first chunk, near or not: there the outputs hang on its few numbers.
 
 Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread, by the first warpgroup, which makes M of
 near rows, while the second makes their A_qk; then A_21 = -A_22 L_21 A_11, twice, where
@@ -46,7 +46,7 @@ from kda.kernels.prologue import exp, log_gate, rate
 from kda.references.hopper import NEAR
 from kda.references.prologue import EPSILON
 
-__all__ = ["CHUNK", "D", "prep"]
+__all__ = ["CHUNK", "D", "prep", "rounded_off"]
 
 ACCUM = "float32"
 #: Tokens of a chunk, and channels of a key and of a value.
@@ -213,8 +213,8 @@ def _pair_of(lane: Any) -> tuple[Any, Any]:
 
 
 @T.macro
-def _lost(value, operand):  # type: ignore[no-untyped-def]
-    # What rounding to the operand format takes off a value, itself rounded.
+def rounded_off(value, operand):  # type: ignore[no-untyped-def]
+    """What rounding to the operand format takes off a value, itself rounded."""
     return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
 
 
@@ -223,10 +223,10 @@ def _store_queries(lane, row, four, own, A_s, kept, operand):  # type: ignore[no
     j, i = _pair_of(lane)
     A_s[row + i, row + j] = T.Cast(operand, four[0])
     if i == j:
-        kept[GROUPS, CHUNK + row + j] = _lost(four[0], operand)
+        kept[GROUPS, CHUNK + row + j] = rounded_off(four[0], operand)
     if lane < 4:
         A_s[row + 7 - lane, row + 7 - lane] = T.Cast(operand, own[0])
-        kept[GROUPS, CHUNK + row + 7 - lane] = _lost(own[0], operand)
+        kept[GROUPS, CHUNK + row + 7 - lane] = rounded_off(own[0], operand)
 
 
 @T.macro
@@ -446,6 +446,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             own = T.alloc_local([4], ACCUM)
             sent = T.alloc_local([1], ACCUM)
             decayed = T.alloc_local([1], ACCUM)
+            leads = T.alloc_local([1], "int32")  # whether the chunk is the first of its sequence
             deep = T.alloc_local([1], "int32")  # the first row that is not near
             steep = T.alloc_local([1], "int32")  # the first row behind a beta above 1
             since = T.alloc_local([E], ACCUM)
@@ -502,6 +503,8 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if form.packed:  # noqa: SIM102 - asked when the program is made; the next when it runs
                 if rows[0] <= 0:  # the slot is nobody's
                     T.thread_return()
+            leads[0] = begin[0] == (Starts[lo[0]] if form.packed else lo[0] * length)
+
             # ---- Load, the gates first, which are waited for first. A last chunk has rows that are not its own: they
             # become q = k = 0 and a = 1.
             if rows[0] >= CHUNK:
@@ -585,8 +588,12 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     _normalise(Qg_s, row + r, c0, f, sent, op)
                     _normalise(Kg_s, row + r, c0, f, sent, op)
 
-            # ---- Scores on the diagonal: of the queries, and in float16, which has no near rows, of the keys.
-            _pairs(True, not anchored, *pairs_of)
+            # ---- Scores inside groups: of a sequence's first queries; in float16, which has no near rows, all of them.
+            if anchored:
+                if leads[0] != 0:
+                    _pairs(True, False, *pairs_of)
+            else:
+                _pairs(True, True, *pairs_of)
 
             T.sync_threads()
             # ---- What the other groups make of a product inside this one: since the chunk began, and until its end.
@@ -633,11 +640,13 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if deep[0] < CHUNK:
                 if anchored:  # noqa: SIM102 - asked when the program is made
                     if deep[0] < row + GROUP:
-                        _pairs(False, True, *pairs_of)
+                        _pairs(True, True, *pairs_of)
                 _to_borders(group, c0, total_s, f, at32, at16, at8)
                 _until(a, at8, until)
                 for e in T.unroll(E):
-                    since[e] = 1.0
+                    # 1, but nobody told the compiler: the products below are those of the gates above, all of which it
+                    # would keep for here.
+                    since[e] = T.if_then_else(length >= 0, 1.0, 0.0)
                 for r in T.unroll(GROUP):
                     _reload(r, row, c0, Qg_s, Kg_s, q, k)
                     _operands(r, a, pre, q, k, qp, kp, grown, anchored)
@@ -701,8 +710,14 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                         _round(kp, Ke_s, row + r, c0, op)
                         _round(grown, Kb_s, row + r, c0, op)
 
-            _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
-            _clear_above(tx, lane, Aqk_s, op)
+            # ---- A_qk as far as it is there, and zeros above the diagonal, unless all of it comes from one product.
+            if anchored:
+                if leads[0] != 0 or deep[0] < row + GROUP:
+                    _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
+            else:
+                _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
+            if leads[0] != 0 or deep[0] < CHUNK:
+                _clear_above(tx, lane, Aqk_s, op)
             T.fence_proxy_async()
             T.sync_threads()
             steep[0] = T.call_extern(
@@ -739,15 +754,30 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     for r in T.unroll(16):  # above the diagonal of the 32 x 32 blocks
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
 
-            # ---- The second: A_qk of near rows, below the diagonal blocks.
+            # ---- The second: A_qk of near rows. In a first chunk its diagonal blocks are there already. Where all rows
+            # are near, the whole square goes to shared memory at once, which takes a third of the time.
             with T.ws(1):
                 if anchored:  # noqa: SIM102 - asked when the program is made
                     if deep[0] > 0:
                         T.wgmma_gemm(Qg_s, Kb_s, fQ, transpose_B=True, clear_accum=True)
                         T.wait_wgmma(0)
-                        for i, j in T.Parallel(CHUNK, CHUNK):
-                            if i < deep[0] and i // 8 > j // 8:
-                                Aqk_s[i, j] = T.Cast(op, fQ[i, j])
+                        if leads[0] != 0 or deep[0] < CHUNK:
+                            for i, j in T.Parallel(CHUNK, CHUNK):
+                                if i < deep[0] and i // 8 > j // 8:
+                                    Aqk_s[i, j] = T.Cast(op, fQ[i, j])
+                        if leads[0] == 0:
+                            for i, j in T.Parallel(CHUNK, CHUNK):
+                                if i < deep[0] and i == j:
+                                    total_s[GROUPS, CHUNK + i] = rounded_off(fQ[i, j], op)
+                            if deep[0] < CHUNK:
+                                for i, j in T.Parallel(CHUNK, CHUNK):
+                                    if i < deep[0] and i // 8 == j // 8 and i >= j:
+                                        Aqk_s[i, j] = T.Cast(op, fQ[i, j])
+                            else:
+                                for i, j in T.Parallel(CHUNK, CHUNK):
+                                    fQ[i, j] = T.if_then_else(i >= j, fQ[i, j], 0.0)
+                                T.copy(fQ, Aqk_s)
+                            T.sync_threads(6, WARPGROUP)
                 if tx >= THREADS - 32:
                     for e in T.vectorized(2):
                         lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
@@ -795,12 +825,12 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     T.tma_store_wait(0, True)
                 T.sync_threads()
                 for i, j in T.Parallel(32, 32):
-                    A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], _lost(A21_s[i, j], op), T.Cast(op, 0.0))
+                    A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], rounded_off(A21_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
-                    A_s[i, j] = T.if_then_else(i >= steep[0], _lost(Ai_s[i, j], op), T.Cast(op, 0.0))
+                    A_s[i, j] = T.if_then_else(i >= steep[0], rounded_off(Ai_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
                     A_s[32 + i, 32 + j] = T.if_then_else(
-                        32 + i >= steep[0], _lost(Ai_s[32 + i, j], op), T.Cast(op, 0.0)
+                        32 + i >= steep[0], rounded_off(Ai_s[32 + i, j], op), T.Cast(op, 0.0)
                     )
                 T.fence_proxy_async()
                 T.sync_threads()

@@ -220,8 +220,8 @@ HOPPER = (
         "what goes beside A_qk is its diagonal, not what rounding took off it",
         "kda/references/hopper.py (what rounding takes off the diagonal)",
         _of_queries(
-            ("what rounding took off tokens 0 to 3", "_lost(four[0], operand)", "T.Cast(operand, four[0])"),
-            ("what it took off tokens 4 to 7", "_lost(own[0], operand)", "T.Cast(operand, own[0])"),
+            ("what rounding took off tokens 0 to 3", "rounded_off(four[0], operand)", "T.Cast(operand, four[0])"),
+            ("what it took off tokens 4 to 7", "rounded_off(own[0], operand)", "T.Cast(operand, own[0])"),
         ),
     ),
     _mistake(
@@ -403,6 +403,26 @@ HOPPER = (
         ),
         dtype="bf16",
         tokens=9,
+    ),
+    _mistake(
+        "A_qk-of-near-rows-without-its-diagonal",
+        "behind the first chunk no token sees what it has just written",
+        "article 4.5 (2)",
+        _prep(
+            "A_qk where all rows are near",
+            "T.if_then_else(_i >= _j, fQ[_i, _j], 0.0)",
+            "T.if_then_else(_i > _j, fQ[_i, _j], 0.0)",
+        ),
+        dtype="bf16",
+        tokens=65,
+    ),
+    _mistake(
+        "A_qk-of-near-rows-not-cleared",
+        "behind the first chunk a token sees the later ones of its own",
+        "article 4.5 (2)",
+        _prep("A_qk where all rows are near", "T.if_then_else(_i >= _j, fQ[_i, _j], 0.0)", "fQ[_i, _j]"),
+        dtype="bf16",
+        tokens=66,
     ),
     # The solve, and the merges of its blocks.
     _mistake(
@@ -897,6 +917,18 @@ HOPPER = (
         "V~ = A V - W S: every token writes as if its beta were 1",
         "article 3.2",
         _walks(Edit("beta of V~", "T.Cast(op, vt_f[_a, _b] * beta_f[_i])", "T.Cast(op, vt_f[_a, _b])")),
+    ),
+    _mistake(
+        "V-tilde-twice-in-a-first-chunk",
+        "what is added to V~ in a first chunk is V~, not what rounding took off it",
+        "kda/references/hopper.py (what rounding takes off V~)",
+        _walks(
+            Edit(
+                "what rounding takes off V~",
+                "rounded_off(vt_f[_a, _b] * beta_f[_i], op)",
+                "T.Cast(op, vt_f[_a, _b] * beta_f[_i])",
+            )
+        ),
     ),
     _mistake(
         "beta-of-the-next-chunk",
