@@ -320,11 +320,9 @@ def judge(
                 sums[0] += plain[first - 1]
             np.cumsum(sums, axis=0, out=sums)
             amplified_before[first + 1 : first + window] = sums[:-1]
-        grown = np.zeros_like(w_abs)  # sum of |k e^-gamma|_1 |w| since the chunk began, of near rows
-        grown_before = np.zeros_like(w_abs)
+        grown_before = np.zeros_like(w_abs)  # sum of |k e^-gamma|_1 |w|, likewise, of near rows
         if units.near < inf:
-            np.cumsum(back[at] * w_abs, axis=0, out=grown)
-            grown_before[1:] = grown[:-1]
+            np.cumsum((back[at] * w_abs)[:-1], axis=0, out=grown_before[1:])
         room = w_abs if inverse else np.maximum(w_abs, beta[at] * np.abs(v[at]))
         local = u * (beta[at] * chunk.recalled + w_abs + room)
         if inverse:
@@ -358,7 +356,7 @@ def judge(
         R += tiny * np.sqrt((written[-1] * written[-1]).sum(-1, keepdims=True))
         of_columns[-1] = E
         bound = q_norm[at] * (of_columns + tiny * root) + u * chunk.asked + tiny * (1 + written)
-        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified + q_flushed[at] * grown
+        bound += q_lost_norm[at] * at_start + q_lost_max[at] * amplified + q_flushed[at] * grown_before
         if window < C:
             bound += tiny * root * q_norm[at] * written
         bound += units.output * np.abs(chunk.o)

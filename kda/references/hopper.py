@@ -12,22 +12,21 @@ so that below the diagonal blocks of 8, M and A_qk are one block of 32 rows, two
 product. But a bf16 has room for more: row i is *near* if every channel still has 2^-60 or more of what it had when the
 chunk began, and its one anchor is then that beginning,
 
-    M_ij = (k_i e^gamma_i) (k_j e^-gamma_j),   A_qk,ij = (q_i e^gamma_i) (k_j e^-gamma_j)
+    M_ij, and A_qk,ij of an earlier group's j     (k_i e^gamma_i) (k_j e^-gamma_j), and with q_i
 
-one product each for all near rows; but the groups of A_qk stay as they are in the first chunk, whose outputs hang on
-few numbers. Decays only fall: near rows are a chunk's first, and no later gate has a say in it. Where the portable
-program substitutes [K e^gamma | V], this one makes the inverse first:
+one product each for all near rows, which leaves the groups of A_qk. Decays only fall: near rows are a chunk's first,
+and no later gate has a say in it. Where the portable program substitutes [K e^gamma | V], this one makes the inverse
+first:
 
     L = M diag(beta),   T = (I + L)^-1,   W = T (K e^gamma),   V~ = diag(beta) (T V - W S)
 
 blocks of 16 by substitution, merged two by two: T21 = -T22 (L21 T11). The diagonal of T is 1, which every format holds,
 and beta is never rounded. A row of T is steep where a beta of the chunk up to it is above 1: its entries need not fade,
 and it is the sum of two rounded rows. So is the diagonal of A_qk, each token's q.k, on which a first token's output
-hangs alone, and in the first chunk V~. In a narrow `precision` the roundings are:
+hangs alone. In a narrow `precision` the roundings are:
 
     operands (rounded to `precision`): q, k, v, QG, KE, KG, KB (K e^-gamma, as far as rows are near), the rows and keys
-        of every level, A_qk, and what that took off its diagonal, T (T1, and T2 = T - T1 of steep rows), W, S, V~, and
-        what that took off it in the first chunk, o
+        of every level, A_qk, and what that took off its diagonal, T (T1, and T2 = T - T1 of steep rows), W, S, V~, o
     tf32 (bf16 operands, rows that are not steep): the factors of the last merge, truncated as a tensor core reads them
     float32: a, every product of a's and the reciprocals of KB, the diagonal blocks (of near rows those of A_qk), M,
         beta x of the substitution, L of the merges, the blocks of 16 and their merge to 32, T V - W S on one
@@ -140,8 +139,7 @@ def ref_hopper(
                 near = (decay >= NEAR).all(axis=-1, keepdims=True)
                 KB = op(Kc * (1 / np.where(near, decay, accum(1)))).swapaxes(-1, -2)
                 M = np.where(near, gemm(KE, KB, zeros(*heads, CHUNK, CHUNK)), M)
-                anchored = near if c else near & earlier
-                A_qk = np.where(anchored, gemm(QG, KB, zeros(*heads, CHUNK, CHUNK)), A_qk)
+                A_qk = np.where(near & earlier, gemm(QG, KB, zeros(*heads, CHUNK, CHUNK)), A_qk)
             M, A_qk = np.tril(M, -1), np.tril(A_qk)
             A_c = op(A_qk)
             lost = op(np.einsum("...ii->...i", A_qk - A_c))
@@ -158,15 +156,12 @@ def ref_hopper(
             of_values = gemm(T1, Vc, zeros(*heads, CHUNK, sizes.DV))
             Vt = be[..., None] * gemm(T2, Vc, gemm(-W, S_s, of_values))
             Vt_c = op(Vt)
-            acc_o, S = gemm(QG, S_s, zeros(*heads, CHUNK, sizes.DV)), dec[..., None] * S
-            if c == 0:
-                Vt_lost = op(Vt - Vt_c)
-                acc_o, S = gemm(A_c, Vt_lost, acc_o), gemm(KG.swapaxes(-1, -2), Vt_lost, S)
-            acc_o, S = gemm(A_c, Vt_c, acc_o), gemm(KG.swapaxes(-1, -2), Vt_c, S)
+            acc_o = gemm(A_c, Vt_c, gemm(QG, S_s, zeros(*heads, CHUNK, sizes.DV)))
             o_c = op(accum(scale) * (acc_o + lost[..., None] * Vt_c))
             real = slice(rows.start, min(rows.stop, sizes.N))
             tokens = slice(0, real.stop - real.start)
             o[:, :, real] = o_c[:, :, tokens]
+            S = gemm(KG.swapaxes(-1, -2), Vt_c, dec[..., None] * S)
 
             if recorder:
                 by_pair = {"M": M, "L": M * be[..., None, :], "A_qk": A_qk}

@@ -25,7 +25,7 @@ ones of a chunk, and only gates up to a row decide.
 In float16, and for the other rows, M and A_qk are cut into blocks at borders that halve: rows 32.. against keys ..31
 across the border at 32, then 16 x 16 across 16 and 48, then 8 x 8 across 8, 24, 40 and 56, each one matrix product of
 rows decayed since the border and keys decayed until it. What remains, 8 x 8 on the diagonal, is made pair by pair in
-float32. So is that of A_qk in a sequence's first chunk, near or not: there the outputs hang on its few numbers.
+float32; in A_qk that of near rows, too, on whose few numbers the outputs of a first group hang.
 
 Solve. Four 16 x 16 blocks of A by forward substitution, a column per thread, by the first warpgroup, which makes M of
 near rows, while the second makes their A_qk; then A_21 = -A_22 L_21 A_11, twice, where
@@ -46,7 +46,7 @@ from kda.kernels.prologue import exp, log_gate, rate
 from kda.references.hopper import NEAR
 from kda.references.prologue import EPSILON
 
-__all__ = ["CHUNK", "D", "prep", "rounded_off"]
+__all__ = ["CHUNK", "D", "prep"]
 
 ACCUM = "float32"
 #: Tokens of a chunk, and channels of a key and of a value.
@@ -213,20 +213,21 @@ def _pair_of(lane: Any) -> tuple[Any, Any]:
 
 
 @T.macro
-def rounded_off(value, operand):  # type: ignore[no-untyped-def]
-    """What rounding to the operand format takes off a value, itself rounded."""
+def _lost(value, operand):  # type: ignore[no-untyped-def]
+    # What rounding to the operand format takes off a value, itself rounded.
     return T.Cast(operand, value - T.Cast(ACCUM, T.Cast(operand, value)))
 
 
 @T.macro
-def _store_queries(lane, row, four, own, A_s, kept, operand):  # type: ignore[no-untyped-def]
+def _store_queries(lane, row, four, own, own_s, kept, operand):  # type: ignore[no-untyped-def]
+    # A row of `own_s` has those of its group alone.
     j, i = _pair_of(lane)
-    A_s[row + i, row + j] = T.Cast(operand, four[0])
+    own_s[row + i, j] = T.Cast(operand, four[0])
     if i == j:
-        kept[GROUPS, CHUNK + row + j] = rounded_off(four[0], operand)
+        kept[GROUPS, CHUNK + row + j] = _lost(four[0], operand)
     if lane < 4:
-        A_s[row + 7 - lane, row + 7 - lane] = T.Cast(operand, own[0])
-        kept[GROUPS, CHUNK + row + 7 - lane] = rounded_off(own[0], operand)
+        own_s[row + 7 - lane, 7 - lane] = T.Cast(operand, own[0])
+        kept[GROUPS, CHUNK + row + 7 - lane] = _lost(own[0], operand)
 
 
 @T.macro
@@ -237,15 +238,23 @@ def _store_keys(lane, row, four, M_s, first):  # type: ignore[no-untyped-def]
 
 
 @T.macro
-def _clear_above(tx, lane, tile, operand):  # type: ignore[no-untyped-def]
-    # Zeros above the diagonal: blocks of 8 x 8, eight columns at a time, then inside those on the diagonal.
+def _clear_above(tx, tile, operand):  # type: ignore[no-untyped-def]
+    # Zeros above the diagonal blocks of 8 x 8, eight columns at a time.
     for half in T.unroll(2):
         if tx % GROUPS > half * 4 + tx // 64:
             for e in T.vectorized(GROUP):
                 tile[half * 32 + tx // GROUPS, tx % GROUPS * GROUP + e] = T.Cast(operand, 0.0)
-    for e in T.unroll(2):
-        if lane % 4 * 2 + e > lane // 4:
-            tile[tx // 32 * GROUP + lane // 4, tx // 32 * GROUP + lane % 4 * 2 + e] = T.Cast(operand, 0.0)
+
+
+@T.macro
+def _put_own(r, own_s, eight, tile, operand):  # type: ignore[no-untyped-def]
+    # Row r of the diagonal block of its group, and zeros behind the diagonal.
+    for e in T.vectorized(GROUP):
+        eight[e] = own_s[r, e]
+    for e in T.unroll(GROUP):
+        eight[e] = T.if_then_else(e > r % GROUP, T.Cast(operand, 0.0), eight[e])
+    for e in T.vectorized(GROUP):
+        tile[r, r // GROUP * GROUP + e] = eight[e]
 
 
 @T.macro
@@ -446,7 +455,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             own = T.alloc_local([4], ACCUM)
             sent = T.alloc_local([1], ACCUM)
             decayed = T.alloc_local([1], ACCUM)
-            leads = T.alloc_local([1], "int32")  # whether the chunk is the first of its sequence
             deep = T.alloc_local([1], "int32")  # the first row that is not near
             steep = T.alloc_local([1], "int32")  # the first row behind a beta above 1
             since = T.alloc_local([E], ACCUM)
@@ -465,6 +473,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             y = T.alloc_local([16], ACCUM)
             by = T.alloc_local([1], ACCUM)
             z = T.alloc_local([2], ACCUM)
+            eight = T.alloc_local([GROUP], op)
 
             total_s = T.alloc_shared([GROUPS + 1, D], ACCUM)  # of each group; in the last row, beta, and what A_qk lost
             X32 = T.alloc_shared([96, D], op)
@@ -477,6 +486,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             near_s = T.alloc_shared([CHUNK], ACCUM)  # by row, 1 where it is near
             M_s = T.alloc_shared([CHUNK, LD], ACCUM)
             M32_s = T.alloc_shared([32, 32], ACCUM)
+            own_s = T.alloc_shared([CHUNK, GROUP], op)  # the diagonal blocks of A_qk
             Ai_s = T.alloc_shared([CHUNK, 32], ACCUM)
             T16_s = T.alloc_shared([32, 18], ACCUM)
             T32_s = T.alloc_shared([32, 32], ACCUM)
@@ -503,8 +513,6 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if form.packed:  # noqa: SIM102 - asked when the program is made; the next when it runs
                 if rows[0] <= 0:  # the slot is nobody's
                     T.thread_return()
-            leads[0] = begin[0] == (Starts[lo[0]] if form.packed else lo[0] * length)
-
             # ---- Load, the gates first, which are waited for first. A last chunk has rows that are not its own: they
             # become q = k = 0 and a = 1.
             if rows[0] >= CHUNK:
@@ -588,14 +596,14 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     _normalise(Qg_s, row + r, c0, f, sent, op)
                     _normalise(Kg_s, row + r, c0, f, sent, op)
 
-            # ---- Scores inside groups: of a sequence's first queries; in float16, which has no near rows, all of them.
-            if anchored:
-                if leads[0] != 0:
-                    _pairs(True, False, *pairs_of)
-            else:
+            # ---- Scores inside groups: in float16, which has no near rows, of queries and keys; in bf16 of queries,
+            # behind the barrier.
+            if not anchored:
                 _pairs(True, True, *pairs_of)
-
             T.sync_threads()
+            if anchored:
+                _pairs(True, False, *pairs_of)
+
             # ---- What the other groups make of a product inside this one: since the chunk began, and until its end.
             for e in T.unroll(E):
                 whole[e] = 1.0
@@ -640,7 +648,7 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
             if deep[0] < CHUNK:
                 if anchored:  # noqa: SIM102 - asked when the program is made
                     if deep[0] < row + GROUP:
-                        _pairs(True, True, *pairs_of)
+                        _pairs(False, True, *pairs_of)
                 _to_borders(group, c0, total_s, f, at32, at16, at8)
                 _until(a, at8, until)
                 for e in T.unroll(E):
@@ -710,14 +718,9 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                         _round(kp, Ke_s, row + r, c0, op)
                         _round(grown, Kb_s, row + r, c0, op)
 
-            # ---- A_qk as far as it is there, and zeros above the diagonal, unless all of it comes from one product.
-            if anchored:
-                if leads[0] != 0 or deep[0] < row + GROUP:
-                    _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
-            else:
-                _store_queries(lane, row, with_q, own, Aqk_s, total_s, op)
-            if leads[0] != 0 or deep[0] < CHUNK:
-                _clear_above(tx, lane, Aqk_s, op)
+            _store_queries(lane, row, with_q, own, own_s, total_s, op)
+            if deep[0] < CHUNK:
+                _clear_above(tx, Aqk_s, op)
             T.fence_proxy_async()
             T.sync_threads()
             steep[0] = T.call_extern(
@@ -754,30 +757,24 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     for r in T.unroll(16):  # above the diagonal of the 32 x 32 blocks
                         Ai_s[tx % 64 // 32 * 32 + r, 16 + tx % 16] = 0.0
 
-            # ---- The second: A_qk of near rows. In a first chunk its diagonal blocks are there already. Where all rows
-            # are near, the whole square goes to shared memory at once, which takes a third of the time.
+            # ---- The second: A_qk of near rows below the diagonal blocks, all at once where all rows are near; and of
+            # all rows in them.
             with T.ws(1):
                 if anchored:  # noqa: SIM102 - asked when the program is made
                     if deep[0] > 0:
                         T.wgmma_gemm(Qg_s, Kb_s, fQ, transpose_B=True, clear_accum=True)
                         T.wait_wgmma(0)
-                        if leads[0] != 0 or deep[0] < CHUNK:
+                        if deep[0] < CHUNK:
                             for i, j in T.Parallel(CHUNK, CHUNK):
                                 if i < deep[0] and i // 8 > j // 8:
                                     Aqk_s[i, j] = T.Cast(op, fQ[i, j])
-                        if leads[0] == 0:
+                        else:
                             for i, j in T.Parallel(CHUNK, CHUNK):
-                                if i < deep[0] and i == j:
-                                    total_s[GROUPS, CHUNK + i] = rounded_off(fQ[i, j], op)
-                            if deep[0] < CHUNK:
-                                for i, j in T.Parallel(CHUNK, CHUNK):
-                                    if i < deep[0] and i // 8 == j // 8 and i >= j:
-                                        Aqk_s[i, j] = T.Cast(op, fQ[i, j])
-                            else:
-                                for i, j in T.Parallel(CHUNK, CHUNK):
-                                    fQ[i, j] = T.if_then_else(i >= j, fQ[i, j], 0.0)
-                                T.copy(fQ, Aqk_s)
-                            T.sync_threads(6, WARPGROUP)
+                                fQ[i, j] = T.if_then_else(i // 8 > j // 8, fQ[i, j], 0.0)
+                            T.copy(fQ, Aqk_s)
+                T.sync_threads(6, WARPGROUP)
+                if tx < WARPGROUP + CHUNK:
+                    _put_own(tx - WARPGROUP, own_s, eight, Aqk_s, op)
                 if tx >= THREADS - 32:
                     for e in T.vectorized(2):
                         lost[x, lane * 2 + e] = T.Cast(op, total_s[GROUPS, CHUNK + lane * 2 + e])
@@ -825,12 +822,12 @@ def prep(form: Form, ahead: int = AHEAD) -> Any:
                     T.tma_store_wait(0, True)
                 T.sync_threads()
                 for i, j in T.Parallel(32, 32):
-                    A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], rounded_off(A21_s[i, j], op), T.Cast(op, 0.0))
+                    A_s[32 + i, j] = T.if_then_else(32 + i >= steep[0], _lost(A21_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
-                    A_s[i, j] = T.if_then_else(i >= steep[0], rounded_off(Ai_s[i, j], op), T.Cast(op, 0.0))
+                    A_s[i, j] = T.if_then_else(i >= steep[0], _lost(Ai_s[i, j], op), T.Cast(op, 0.0))
                 for i, j in T.Parallel(32, 32):
                     A_s[32 + i, 32 + j] = T.if_then_else(
-                        32 + i >= steep[0], rounded_off(Ai_s[32 + i, j], op), T.Cast(op, 0.0)
+                        32 + i >= steep[0], _lost(Ai_s[32 + i, j], op), T.Cast(op, 0.0)
                     )
                 T.fence_proxy_async()
                 T.sync_threads()

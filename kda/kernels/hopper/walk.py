@@ -4,9 +4,6 @@
     O  = scale (Q_g S + A_qk V~ + diag(lost) V~)      lost: what rounding took off the diagonal of A_qk
     S <- Diag(e^gamma_C) S + K_g^T V~
 
-In a sequence's first chunk V~ is the sum of two rounded tiles, itself and what rounding took off, in O and in S: an
-output there has few terms for their roundings to average out, and the state of a single token has one.
-
 One program walks one sequence of one value head and some of its value channels. Its last warpgroup loads the tiles of
 the chunks to come, `stages` ahead; `full[i]` says that those of stage i are there, `empty[i]` that they have been read.
 
@@ -20,7 +17,7 @@ from typing import Any
 import tilelang.language as T
 
 from kda.kernels.form import Form
-from kda.kernels.hopper.prep import ACCUM, CHUNK, D, rounded_off
+from kda.kernels.hopper.prep import ACCUM, CHUNK, D
 
 __all__ = ["walk_narrow", "walk_wide"]
 
@@ -187,12 +184,6 @@ def walk_wide(form: Form, stages: int = 3) -> Any:
                         T.wgmma_gemm(V_s[t % stages, :, :], O_s, vt_f, transpose_A=True, transpose_B=True)
                         T.wait_wgmma(0)
                     T.wait_wgmma(1)
-                    if t == 0:  # what rounding takes off V~, first
-                        for e, i in T.Parallel(WIDE, CHUNK):
-                            vt_op[e, i] = rounded_off(vt_f[e, i] * beta_f[i], op)
-                        T.wgmma_gemm(vt_op, Kg_s[0, :, :], state_f)
-                        T.wgmma_gemm(vt_op, Aqk_s[0, :, :], o_f, transpose_B=True)
-                        T.wait_wgmma(0)
                     for e, i in T.Parallel(WIDE, CHUNK):
                         vt_op[e, i] = T.Cast(op, vt_f[e, i] * beta_f[i])
                     T.wgmma_gemm(vt_op, Kg_s[t % stages, :, :], state_f)
@@ -361,16 +352,11 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                             )
                             T.wait_wgmma(0)
                             T.sync_threads(7, WARPGROUP)
-                    if t == 0:  # what rounding takes off V~, where that of the next chunk will be
-                        for i, e in T.Parallel(CHUNK, block_DV):
-                            vt_s[1, i, e] = rounded_off(vt_f[i, e] * beta_f[i], op)
                     for i, e in T.Parallel(CHUNK, block_DV):
                         vt_s[t % 2, i, e] = T.Cast(op, vt_f[i, e] * beta_f[i])
                     T.fence_proxy_async()
                     T.barrier_arrive(vt_here)
                     T.barrier_wait(vt_here, t & 1)
-                    if t == 0:
-                        T.wgmma_gemm(Kg_s[0, :, 0:64], vt_s[1, :, :], upper_f, transpose_A=True)
                     T.wgmma_gemm(Kg_s[t % stages, :, 0:64], vt_s[t % 2, :, :], upper_f, transpose_A=True)
                     T.wait_wgmma(0)
                     T.barrier_wait(state_read, t & 1)
@@ -409,11 +395,6 @@ def walk_narrow(form: Form, block_DV: int = 16, stages: int = 3) -> Any:
                     T.barrier_arrive(state_read)
                     # V~ is there after the first warpgroup has read the state, too.
                     T.barrier_wait(vt_here, t & 1)
-                    if (
-                        t == 0
-                    ):  # before the others, all but the last of which have been waited for when it is overwritten
-                        T.wgmma_gemm(Kg_s[0, :, 64:128], vt_s[1, :, :], lower_f, transpose_A=True)
-                        T.wgmma_gemm(Aqk_s[0, :, :], vt_s[1, :, :], o_f)
                     # The next chunk waits for the state, nobody for the output.
                     T.wgmma_gemm(Kg_s[t % stages, :, 64:128], vt_s[t % 2, :, :], lower_f, transpose_A=True)
                     T.wgmma_gemm(Aqk_s[t % stages, :, :], vt_s[t % 2, :, :], o_f)

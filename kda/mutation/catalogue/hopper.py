@@ -43,7 +43,8 @@ _NEAR_FLAGS = "deep[0] = T.call_extern('int32', 'kda_first_of_64', _a == 0.0, _b
 _SMALLEST = "least[0] = T.min(T.min({0}[0], {0}[1]), T.min({0}[2], {0}[3]))"
 _BETA = "by[0] = y[_j] * total_s[GROUPS, _c]"
 
-
+#: A_qk below the diagonal blocks, where all rows are near.
+_BELOW = "T.if_then_else(_i // 8 > _j // 8, fQ[_i, _j], 0.0)"
 #: beta left out of what a merge of 16 reads of near rows.
 _L_NEAR = Edit("L of near rows below 16", "M_s[_i, _j] = -fK[_i, _j] * beta_f[_j]", "M_s[_i, _j] = -fK[_i, _j]")
 _FIRST_SLOT = Edit(
@@ -220,8 +221,8 @@ HOPPER = (
         "what goes beside A_qk is its diagonal, not what rounding took off it",
         "kda/references/hopper.py (what rounding takes off the diagonal)",
         _of_queries(
-            ("what rounding took off tokens 0 to 3", "rounded_off(four[0], operand)", "T.Cast(operand, four[0])"),
-            ("what it took off tokens 4 to 7", "rounded_off(own[0], operand)", "T.Cast(operand, own[0])"),
+            ("what rounding took off tokens 0 to 3", "_lost(four[0], operand)", "T.Cast(operand, four[0])"),
+            ("what it took off tokens 4 to 7", "_lost(own[0], operand)", "T.Cast(operand, own[0])"),
         ),
     ),
     _mistake(
@@ -229,7 +230,7 @@ HOPPER = (
         "on the diagonal of A_qk tokens 4 to 7 of a group stand at each other's places, the last first",
         "kda/kernels/hopper/prep.py (a lane has q.k of token 7 - n % 4)",
         _of_queries(
-            ("where it stands", "A_s[row + 7 - lane, row + 7 - lane] = _v", "A_s[row + 4 + lane, row + 4 + lane] = _v"),
+            ("where it stands", "own_s[row + 7 - lane, 7 - lane] = _v", "own_s[row + 4 + lane, 4 + lane] = _v"),
             (
                 "where what rounding took off stands",
                 "kept[GROUPS, CHUNK + row + 7 - lane] = _v",
@@ -244,7 +245,7 @@ HOPPER = (
         "article 4.5 (2)",
         _prep(
             "A_qk above the diagonal",
-            "_c(tx, lane, Aqk_s, op)",
+            "_c(tx, Aqk_s, op)",
             "",
         ),
         tokens=64,  # what lies there hangs on the operands
@@ -255,9 +256,9 @@ HOPPER = (
         "article 4.5 (2)",
         _prep(
             "A_qk above the diagonal of a block",
-            "for _e in T.unroll(2):\n    if lane % 4 * 2 + _e > lane // 4:\n        _zero",
-            "",
-            "_clear_above",
+            "eight[_e] = T.if_then_else(_e > r % GROUP, _zero, eight[_e])",
+            "eight[_e] = eight[_e]",
+            function="_put_own",
         ),
         tokens=64,  # what lies there hangs on the operands
     ),
@@ -386,9 +387,9 @@ HOPPER = (
     ),
     _mistake(
         "A_qk-of-near-rows-without-the-group-before",
-        "A_qk of near rows is not written between the two groups of a block of 16: it is what lay there before",
+        "A_qk of near rows is 0 between the two groups of a block of 16",
         "article 4.5 (2)",
-        _prep("A_qk below the diagonal blocks", "_i // 8 > _j // 8", "_i // 16 > _j // 16"),
+        _prep("A_qk below the diagonal blocks", _BELOW, "T.if_then_else(_i // 16 > _j // 16, fQ[_i, _j], 0.0)"),
         dtype="bf16",
         tokens=9,
     ),
@@ -405,24 +406,24 @@ HOPPER = (
         tokens=9,
     ),
     _mistake(
-        "A_qk-of-near-rows-without-its-diagonal",
-        "behind the first chunk no token sees what it has just written",
+        "A_qk-of-near-rows-not-cleared",
+        "where all rows are near a token sees those of later groups",
         "article 4.5 (2)",
-        _prep(
-            "A_qk where all rows are near",
-            "T.if_then_else(_i >= _j, fQ[_i, _j], 0.0)",
-            "T.if_then_else(_i > _j, fQ[_i, _j], 0.0)",
-        ),
+        _prep("A_qk above the diagonal blocks", _BELOW, "fQ[_i, _j]"),
         dtype="bf16",
-        tokens=65,
+        tokens=9,
     ),
     _mistake(
-        "A_qk-of-near-rows-not-cleared",
-        "behind the first chunk a token sees the later ones of its own",
+        "diagonal-blocks-of-A_qk-at-the-first-keys",
+        "every diagonal block of A_qk stands at the keys of the first group",
         "article 4.5 (2)",
-        _prep("A_qk where all rows are near", "T.if_then_else(_i >= _j, fQ[_i, _j], 0.0)", "fQ[_i, _j]"),
-        dtype="bf16",
-        tokens=66,
+        _prep(
+            "the columns of a diagonal block",
+            "tile[r, r // GROUP * GROUP + _e] = eight[_e]",
+            "tile[r, _e] = eight[_e]",
+            function="_put_own",
+        ),
+        tokens=9,
     ),
     # The solve, and the merges of its blocks.
     _mistake(
@@ -917,18 +918,6 @@ HOPPER = (
         "V~ = A V - W S: every token writes as if its beta were 1",
         "article 3.2",
         _walks(Edit("beta of V~", "T.Cast(op, vt_f[_a, _b] * beta_f[_i])", "T.Cast(op, vt_f[_a, _b])")),
-    ),
-    _mistake(
-        "V-tilde-twice-in-a-first-chunk",
-        "what is added to V~ in a first chunk is V~, not what rounding took off it",
-        "kda/references/hopper.py (what rounding takes off V~)",
-        _walks(
-            Edit(
-                "what rounding takes off V~",
-                "rounded_off(vt_f[_a, _b] * beta_f[_i], op)",
-                "T.Cast(op, vt_f[_a, _b] * beta_f[_i])",
-            )
-        ),
     ),
     _mistake(
         "beta-of-the-next-chunk",
