@@ -143,6 +143,16 @@ def test_prep_waits_where_its_stages_meet(form):
     assert "tma_store" in text
 
 
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "packed", "raw"])
+def test_prep_solves_behind_what_all_warps_wrote(form):
+    """Nor this one, of all warps: M or its operands, and the diagonal blocks of A_qk."""
+    text = source("prep", form)
+    written = text.rindex("own_s)[")
+    read = re.compile(r"wgmma_ss|by\[0\] =").search(text, written)
+    assert read
+    assert "__syncthreads();" in text[written : read.start()]
+
+
 def test_prep_solves_behind_what_its_warpgroup_wrote():
     """No law has seen this wait left out: what two warps read is as good as always there before they do."""
     text = source("prep", PLAIN)

@@ -1084,14 +1084,6 @@ HOPPER = (
         harmless=_FENCED,
     ),
     _mistake(
-        "solve-before-the-scores-are-scattered",
-        "two warps solve while the others still write M",
-        "tilelang #2699, cuLA #77",
-        _prep("the wait before the solve", "T.sync_threads()\nsteep[0] = _first", "steep[0] = _first"),
-        tokens=_ROUND,
-        members=3,
-    ),
-    _mistake(
         "merge-before-the-blocks-are-solved",
         "the merge to 32 starts while two warps still solve the blocks of 16",
         "tilelang #2699, cuLA #77",
