@@ -145,7 +145,7 @@ def test_prep_waits_where_its_stages_meet(form):
 
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "packed", "raw"])
 def test_prep_solves_behind_what_all_warps_wrote(form):
-    """Nor this one, of all warps: M or its operands, and the diagonal blocks of A_qk."""
+    """No law sees this wait left out any more: for M or its operands, and the diagonal blocks of A_qk."""
     text = source("prep", form)
     written = text.rindex("own_s)[")
     read = re.compile(r"wgmma_ss|by\[0\] =").search(text, written)
